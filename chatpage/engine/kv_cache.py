@@ -1,0 +1,174 @@
+"""The tensors that hold keys and values, one pair per layer, cut into blocks.
+
+Invariant: a row of a block means something only while the bookkeeping says so (a token was computed into it); everything else
+may hold anything, NaN included, and is never read. Memory is reserved at once and touched only when a block is first written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from chatpage_kernels.backend import Backend, select_backend
+
+from chatpage.engine.batch import Batch
+from chatpage.engine.block_pool import BlockCopy
+from chatpage.engine.memory_limits import available_memory
+from chatpage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chatpage.config import EngineConfig
+    from chatpage.engine.models.loading import LoadedModel
+
+MIN_BLOCKS = 8
+MEMORY_SHARE = 0.3
+MAX_DEFAULT_CPU_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one attention layer keeps per token. Keys and values may differ in width (multi-head latent attention).
+
+    Args:
+        num_kv_heads: Heads of keys and of values.
+        head_dim: Width of a key.
+        value_dim: Width of a value.
+        window: Tokens a query sees, itself included; 0 means all.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int = 0
+
+
+def bytes_per_block(specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one block over all layers."""
+    per_token = sum(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in specs)
+    return per_token * block_size * dtype.itemsize
+
+
+def num_blocks_for(block_bytes: int, device: torch.device, *, kv_memory: int | None, max_useful: int) -> int:
+    """Return how many blocks to make.
+
+    Args:
+        block_bytes: Bytes of one block over all layers.
+        device: Where they will live.
+        kv_memory: Bytes the user gives; None takes 30 % of what is available, on a CPU at most 4 GiB.
+        max_useful: Blocks that all sequences together can fill; a default never takes more.
+
+    Raises:
+        ConfigError: Fewer than 8 blocks fit, or `kv_memory` is more than the device has available.
+    """
+    available = available_memory(device)
+    if kv_memory is None:
+        share = int(available * MEMORY_SHARE)
+        memory = min(share, MAX_DEFAULT_CPU_BYTES) if device.type == "cpu" else share
+        num_blocks = min(memory // block_bytes, max(max_useful, MIN_BLOCKS))
+    else:
+        memory = kv_memory
+        num_blocks = memory // block_bytes
+    if kv_memory is not None and kv_memory > available:
+        raise ConfigError(
+            f"kv_memory is {_mib(kv_memory)}, but only {_mib(available)} are available on {device}: lower it, or free memory."
+        )
+    if num_blocks < MIN_BLOCKS:
+        source = "kv_memory" if kv_memory is not None else f"{MEMORY_SHARE:.0%} of the {_mib(available)} available on {device}"
+        raise ConfigError(
+            f"Only {num_blocks} KV blocks fit into {_mib(memory)} ({source}); one takes {_mib(block_bytes)} and {MIN_BLOCKS} are "
+            f"needed. Give at least --kv-memory {-(-MIN_BLOCKS * block_bytes // 2**20)}MiB, or lower --block-size."
+        )
+    return num_blocks
+
+
+class KvCache:
+    """Keys and values of all layers.
+
+    Args:
+        specs: One per layer, in the order of the layers.
+        num_blocks: Blocks per layer.
+        block_size: Tokens per block.
+        dtype: Type of the elements.
+        device: Where they live.
+        backend: Writes, copies and reads them; it may arrange the bytes inside a block in its own way. Default: the best one that
+            is ready; a better one that becomes ready later takes over between two steps.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: Backend | None = None,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.device = device
+        self.backend = backend or backend_for(specs, dtype, device)
+        self.bytes_per_block = bytes_per_block(specs, block_size, dtype)
+        shape = (num_blocks, block_size)
+        self.layers = tuple(
+            (
+                torch.empty(*shape, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device),
+                torch.empty(*shape, spec.num_kv_heads, spec.value_dim, dtype=dtype, device=device),
+            )
+            for spec in specs
+        )
+        self._tensors = [tensor for layer in self.layers for tensor in layer]
+        self._num_touched = 0  # blocks from here on were never written
+
+    @classmethod
+    def for_model(cls, model: "LoadedModel", config: "EngineConfig") -> Self:
+        """Make the cache of a loaded model in the memory that `config` gives it.
+
+        Raises:
+            ConfigError: Too few blocks fit.
+        """
+        specs, longest = model.runner.layer_specs, config.max_model_len or model.runner.max_model_len
+        block_bytes = bytes_per_block(specs, config.block_size, model.dtype)
+        max_useful = config.max_num_seqs * -(-longest // config.block_size)
+        return cls(
+            specs,
+            num_blocks=num_blocks_for(block_bytes, model.device, kv_memory=config.kv_memory, max_useful=max_useful),
+            block_size=config.block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+
+    def begin_step(self, batch: Batch) -> None:
+        """Note which blocks the step touches, and switch to a better backend if one has become ready.
+
+        The new backend may want other bytes inside a block, so the blocks that were ever written are rearranged first; the
+        others are left alone, because touching them would make the machine give them memory.
+        """
+        if (better := self.backend.successor()) is not None:
+            for key_cache, value_cache in self.layers:
+                better.convert_cache(key_cache[: self._num_touched], value_cache[: self._num_touched])
+            self.backend = better
+        self._num_touched = max(self._num_touched, int(batch.block_tables.max(initial=-1)) + 1)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Run copy-on-write copies in every layer; none of the destinations is a source."""
+        table = torch.tensor([(copy.src, copy.dst, copy.num_rows) for copy in copies], dtype=torch.int64).view(-1, 3)
+        self.backend.copy_blocks(self._tensors, table.to(self.device))
+
+    def poison(self) -> None:
+        """Fill everything with NaN, so that a test sees any read of a row that nobody wrote."""
+        for tensor in self._tensors:
+            tensor.fill_(torch.nan)
+
+
+def backend_for(specs: Sequence[LayerSpec], dtype: torch.dtype, device: torch.device) -> Backend:
+    """Choose one backend that serves all layers, though they may differ in width."""
+    widths = sorted({(spec.head_dim, spec.value_dim) for spec in specs}, key=sum)
+    backends = [select_backend(device, dtype, head_dim=head_dim, value_dim=value_dim) for head_dim, value_dim in widths]
+    # The tile of the widest layer fits the others too; the reference serves every width.
+    return next((backend for backend in backends if backend.name == "reference"), backends[-1])
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,214 @@
+"""Launchers of the C++ kernels: the functions of `reference` over a loaded library.
+
+Invariant: the layout of a cache follows from its shape and dtype alone (`is_packed`), so every call agrees on it and nothing
+has to remember it. A step's plan is prepared once and used by every layer: a call costs microseconds.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from chatpage_kernels.checks import check_attention, check_copies, check_write
+from chatpage_kernels.cpu.library import AttentionCall, CacheShape, Library, WriteCall
+from chatpage_kernels.plan import AttentionPlan
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType of abi.h
+
+_GROUP = 16  # kGroup of tile.h: tokens that one load of packed keys holds
+_OUT_OF_MEMORY = 1
+_WORK_PER_THREAD = 2048  # keys x rows x KV heads that make up for waking a thread
+
+
+def is_packed(cache: torch.Tensor) -> bool:
+    """Whether the blocks of a cache are in the packed layout of layout.h: whole groups of tokens, bf16 or fp32."""
+    return cache.shape[1] % _GROUP == 0 and cache.dtype in (torch.bfloat16, torch.float32)
+
+
+def why_unsupported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> str:
+    """Say why the kernels cannot serve a model; empty if they can."""
+    if dtype not in DTYPES or kv_dtype != dtype:
+        return f"the C++ kernels read fp32, bf16 and fp16 caches of the model's own type, not {kv_dtype} for {dtype}"
+    if head_dim % 2:
+        return f"the C++ kernels need an even head size, not {head_dim}"
+    return ""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A plan with what its calls have in common."""
+
+    plan: AttentionPlan
+    signature: tuple[object, ...]
+    call: AttentionCall
+    order: torch.Tensor
+    useful_threads: int
+
+
+class CpuKernels:
+    """Paged attention and cache writes of one library."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._prepared: _Prepared | None = None
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend from every query row to the keys its plan gives it; see `reference.paged_attention`.
+
+        Raises:
+            ValueError: Shapes, dtypes or the plan do not fit together, or scales of an 8-bit cache are given.
+            MemoryError: There is no memory for the partial results.
+        """
+        if k_scale is not None or v_scale is not None:
+            raise ValueError("k_scale and v_scale belong to 8-bit caches, which the C++ kernels do not read")
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        strides = query.stride()
+        signature = (query.shape, strides, query.dtype, key_cache.shape, value_cache.shape, key_cache.dtype, sinks is None)
+        ready = self._prepared
+        if ready is None or ready.plan is not plan or ready.signature != signature:
+            check_attention(query, key_cache, value_cache, plan, sinks=sinks, k_scale=None, v_scale=None)
+            ready = self._prepared = _prepare(query, key_cache, value_cache, plan, signature)
+        _check_memory(key_cache, value_cache)
+        call = ready.call
+        out = query.new_empty(query.shape[0], query.shape[1], value_cache.shape[3])
+        if sinks is not None:
+            sinks = sinks.to(torch.float32).contiguous()
+            call.sinks = sinks.data_ptr()
+        call.query, call.out = query.data_ptr(), out.data_ptr()
+        call.key_cache, call.value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+        call.scale, call.softcap = scale, softcap
+        call.num_threads = min(torch.get_num_threads(), ready.useful_threads)
+        _raise_if_failed(self.library.attention(call))
+        return out
+
+    def write_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write one row of keys and values per token into its slot; see `reference.write_kv`."""
+        check_write(key, value, key_cache, value_cache, slot_mapping)
+        _check_memory(key_cache, value_cache, slot_mapping)
+        key, value = _with_dense_rows(key), _with_dense_rows(value)
+        self.library.write_kv(
+            WriteCall(
+                key=key.data_ptr(),
+                value=value.data_ptr(),
+                key_cache=key_cache.data_ptr(),
+                value_cache=value_cache.data_ptr(),
+                slots=slot_mapping.data_ptr(),
+                key_row_stride=key.stride(0),
+                key_head_stride=key.stride(1),
+                value_row_stride=value.stride(0),
+                value_head_stride=value.stride(1),
+                num_tokens=slot_mapping.shape[0],
+                num_threads=torch.get_num_threads(),
+                cache=_cache_shape(key_cache, value_cache),
+            )
+        )
+
+    def copy_blocks(self, caches: Sequence[torch.Tensor], copies: torch.Tensor) -> None:
+        """Copy the first rows of blocks to other blocks, in all caches; see `reference.copy_blocks`.
+
+        Args:
+            caches: The key and the value cache of each layer in turn: they are packed differently.
+            copies: int64 [n, 3] of (source block, destination block, number of rows).
+        """
+        check_copies(caches, copies)
+        if len(caches) % 2 or len({(cache.shape, cache.dtype) for cache in caches[::2]}) > 1:
+            raise ValueError(f"{len(caches)} caches were given; they must be the key and the value cache of each layer in turn")
+        if not caches or not len(copies):
+            return
+        copies = copies.contiguous()
+        _check_memory(*caches)
+        pointers = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
+        shape = _cache_shape(caches[0], caches[1])
+        threads = torch.get_num_threads() if len(copies) > 1 or len(caches) > 16 else 1
+        self.library.copy_blocks(pointers, len(caches) // 2, copies.data_ptr(), len(copies), shape, threads)
+
+    def convert_cache(self, key_cache: torch.Tensor, value_cache: torch.Tensor, *, to_packed: bool = True) -> None:
+        """Rearrange the blocks of two caches in place, from the layout of the reference to that of these kernels or back."""
+        _check_memory(key_cache, value_cache)
+        if not is_packed(key_cache):
+            return
+        shape = _cache_shape(key_cache, value_cache)
+        for is_values, cache in enumerate((key_cache, value_cache)):
+            arguments = (cache.data_ptr(), cache.shape[0], is_values, to_packed, shape, torch.get_num_threads())
+            _raise_if_failed(self.library.convert(*arguments))
+
+
+def _prepare(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: AttentionPlan,
+    signature: tuple[object, ...],
+) -> _Prepared:
+    if not query.is_cpu or query.dtype not in DTYPES or key_cache.dtype != query.dtype or value_cache.dtype != query.dtype:
+        raise ValueError(f"the C++ kernels need fp32, bf16 or fp16 tensors of one type on the CPU, not {query.dtype}")
+    num_items = int(plan.num_items)
+    items = plan.items[:num_items].numpy()
+    work = (items[:, 4] - items[:, 3]) * np.maximum(items[:, 1] * plan.group_size, 4)
+    order = torch.from_numpy(np.argsort(-work, kind="stable").astype(np.int32))
+    call = AttentionCall(
+        items=plan.items.data_ptr(),
+        order=order.data_ptr(),
+        row_index=plan.row_index.data_ptr(),
+        row_positions=plan.row_positions.data_ptr(),
+        block_tables=plan.block_tables.data_ptr(),
+        merge_rows=plan.merge_rows.data_ptr(),
+        merge_indptr=plan.merge_indptr.data_ptr(),
+        merge_parts=plan.merge_parts.data_ptr(),
+        num_items=num_items,
+        table_stride=plan.block_tables.stride(0),
+        num_merges=int(plan.num_merges),
+        num_parts=plan.num_parts,
+        window=plan.window,
+        num_query_heads=query.shape[1],
+        query_row_stride=query.stride(0),
+        query_head_stride=query.stride(1),
+        cache=_cache_shape(key_cache, value_cache),
+    )
+    useful_threads = 1 + int(work.sum()) * key_cache.shape[2] // _WORK_PER_THREAD
+    return _Prepared(plan, signature, call, order, useful_threads)
+
+
+def _cache_shape(key_cache: torch.Tensor, value_cache: torch.Tensor) -> CacheShape:
+    _, block_size, num_kv_heads, head_dim = key_cache.shape
+    dtype = DTYPES[key_cache.dtype]
+    return CacheShape(block_size, num_kv_heads, head_dim, value_cache.shape[3], dtype, is_packed(key_cache))
+
+
+def _with_dense_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+
+
+def _check_memory(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(f"a cache or slot mapping {tuple(tensor.shape)} is not contiguous: strides {tensor.stride()}")
+
+
+def _raise_if_failed(status: int) -> None:
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError("the C++ kernels could not get memory for partial results")
+    if status:
+        raise RuntimeError(f"the C++ kernels refused a call with status {status}")

@@ -1,0 +1,129 @@
+// A KV tile: up to kTileTokens neighbouring positions, as pointers to groups of kGroup tokens that the products can read.
+//
+// Where a block holds whole groups in the packed layout, the pointers go straight into the cache. Otherwise (plain layout, odd
+// block sizes, fp16, value_dim off 16, and always the group at the edge of a range) the group is rebuilt in scratch, with zeros
+// for tokens outside the range: what lies there was never written or belongs to nobody, and 0 * NaN would be NaN.
+#pragma once
+#include <algorithm>
+
+#include "dot.h"
+
+constexpr int kGroup = 16;
+constexpr int kTileTokens = 128;
+constexpr int kTileGroups = kTileTokens / kGroup;
+
+inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+template <class Dot>
+struct Tile {
+  using Kv = typename Dot::Kv;
+  int first = 0;              // position of the first token; a multiple of kGroup
+  int num_groups = 0;
+  const Kv* key[kTileGroups];    // [head_dim / P, kGroup, P] each, rows key_step apart
+  const Kv* value[kTileGroups];  // [kGroup / P, padded value_dim, P] each, rows value_step apart
+  int64_t key_step = 0, value_step = 0;
+};
+
+// Reads the KV of one head of one sequence, tile by tile.
+template <class Dot, class Store>
+class TileReader {
+  using Kv = typename Dot::Kv;
+  using Elem = typename Store::Elem;
+  static constexpr int P = Dot::P;
+
+ public:
+  static size_t scratch_elements(const CacheShape& c) {
+    return (size_t)kTileTokens * (round_up(c.head_dim, 2) + round_up(c.value_dim, kGroup));
+  }
+
+  TileReader(const AttentionCall& call, const int32_t* table, int head, int lo, int hi, Kv* scratch)
+      : c_(call.cache),
+        keys_((const Elem*)call.key_cache),
+        values_((const Elem*)call.value_cache),
+        table_(table),
+        head_(head),
+        lo_(lo),
+        hi_(hi),
+        padded_(round_up(c_.value_dim, kGroup)),
+        key_in_place_(c_.packed != 0),
+        value_in_place_(c_.packed != 0 && padded_ == c_.value_dim),
+        staged_keys_(scratch),
+        staged_values_(scratch + (size_t)kTileTokens * round_up(c_.head_dim, 2)) {}
+
+  void read(int first, Tile<Dot>* tile) {
+    tile->first = first;
+    tile->num_groups = (std::min(first + kTileTokens, hi_) - first + kGroup - 1) / kGroup;
+    tile->key_step = (int64_t)(key_in_place_ ? c_.block_size : kGroup) * P;
+    tile->value_step = (int64_t)padded_ * P;
+    for (int g = 0; g < tile->num_groups; ++g) {
+      const int position = first + g * kGroup;
+      const bool is_whole = position >= lo_ && position + kGroup <= hi_;
+      tile->key[g] = key_in_place_ ? key_group(position) : stage_key(g, position);
+      tile->value[g] = value_in_place_ && is_whole ? value_group(position) : stage_value(g, position);
+    }
+  }
+
+  // Where the keys of the group at `position` lie, to fetch them ahead; null if they are rebuilt or past the end.
+  const char* key_ahead(int position) const {
+    return key_in_place_ && position < hi_ ? (const char*)key_group(position) : nullptr;
+  }
+
+ private:
+  const Elem* block(const Elem* cache, int position, int dim) const {
+    return cache + (int64_t)table_[position / c_.block_size] * block_elements(c_, dim);
+  }
+  const Kv* key_group(int position) const {
+    const Elem* start = block(keys_, position, c_.head_dim);
+    return (const Kv*)(start + Packed<Elem>::key(c_, head_, position % c_.block_size, 0));
+  }
+  const Kv* value_group(int position) const {
+    const Elem* start = block(values_, position, c_.value_dim);
+    return (const Kv*)(start + Packed<Elem>::value(c_, head_, position % c_.block_size, 0));
+  }
+
+  bool is_inside(int position) const { return position >= lo_ && position < hi_; }
+
+  const Kv* stage_key(int g, int first) {
+    Kv* out = staged_keys_ + (size_t)g * kGroup * round_up(c_.head_dim, 2);
+    for (int t = 0; t < kGroup; ++t) {
+      const int at = first + t;
+      const Elem* row = is_inside(at) ? Plain<Elem>::row(c_, block(keys_, at, c_.head_dim), head_, at % c_.block_size, c_.head_dim)
+                                      : nullptr;
+      for (int d = 0; d < c_.head_dim; ++d) {
+        out[((size_t)(d / P) * kGroup + t) * P + d % P] = row ? convert<Store, Kv>(row[d]) : Kv(0);
+      }
+    }
+    return out;
+  }
+
+  const Kv* stage_value(int g, int first) {
+    Kv* out = staged_values_ + (size_t)g * kGroup * padded_;
+    std::memset(out, 0, sizeof(Kv) * kGroup * padded_);
+    for (int t = 0; t < kGroup; ++t) {
+      const int at = first + t, dim = c_.value_dim;
+      if (!is_inside(at)) continue;
+      Kv* to = out + (size_t)(t / P) * padded_ * P + t % P;
+      const Elem* start = block(values_, at, dim);
+      if (c_.packed && t % P == 0 && is_inside(at + P - 1)) {  // both tokens of a pair: one copy
+        std::memcpy(to, start + Packed<Elem>::value(c_, head_, at % c_.block_size, 0), sizeof(Elem) * dim * P);
+        t += P - 1;
+      } else if (c_.packed) {
+        const Elem* from = start + Packed<Elem>::value(c_, head_, at % c_.block_size, 0);
+        for (int d = 0; d < dim; ++d) to[d * P] = convert<Store, Kv>(from[d * P]);
+      } else {
+        const Elem* from = Plain<Elem>::row(c_, start, head_, at % c_.block_size, dim);
+        for (int d = 0; d < dim; ++d) to[d * P] = convert<Store, Kv>(from[d]);
+      }
+    }
+    return out;
+  }
+
+  const CacheShape& c_;
+  const Elem* keys_;
+  const Elem* values_;
+  const int32_t* table_;
+  const int head_, lo_, hi_, padded_;
+  const bool key_in_place_, value_in_place_;
+  Kv* staged_keys_;
+  Kv* staged_values_;
+};
