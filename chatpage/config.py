@@ -29,6 +29,8 @@ def parse_size(value: object) -> object:
     Raises:
         ValueError: The text is not a size.
     """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a size; write a number of bytes or something like 512M or 2GiB")
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value.strip())

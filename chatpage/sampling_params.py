@@ -5,9 +5,8 @@ Names, ranges and meanings follow the OpenAI API and, where that has no such par
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from chatpage.errors import InvalidParameterError
 
@@ -15,6 +14,35 @@ MAX_SEED = 2**63 - 1
 MAX_SAMPLES = 64
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_TOKEN_ID = 2**31 - 1
+
+
+class TokenBias(Mapping[int, float]):
+    """Token id to bias, frozen: a caller's dict must not change under a running request. Hashes, copies and pickles, so that
+    the parameters that hold it can cross to the process of the engine."""
+
+    __slots__ = ("_biases",)
+
+    def __init__(self, biases: Mapping[int, float] | Iterable[tuple[int, float]] = ()) -> None:
+        self._biases = dict(biases)
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._biases[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._biases)
+
+    def __len__(self) -> int:
+        return len(self._biases)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._biases.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._biases)
+
+
+NO_BIAS = TokenBias()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +79,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = NO_BIAS
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -81,9 +109,8 @@ class SamplingParams:
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         self._check_stop()
-        self._check_token_ids()
-        # A caller's dict must not change under a running request.
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        self._check_stop_token_ids()
+        self._check_logit_bias()
 
     @property
     def is_greedy(self) -> bool:
@@ -94,21 +121,33 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable) or not all(isinstance(s, str) for s in self.stop):
             raise InvalidParameterError(f"stop must be a sequence of strings, got {self.stop!r}.")
         object.__setattr__(self, "stop", tuple(self.stop))
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameterError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed.")
         if any(not s for s in self.stop):
             raise InvalidParameterError("stop has an empty string, which would end every sample at once: remove it.")
+        for stop in self.stop:
+            if any("\ud800" <= character <= "\udfff" for character in stop):
+                raise InvalidParameterError(
+                    f"stop has {stop!r}, with half a surrogate pair: no text can ever hold it. Remove it."
+                )
 
-    def _check_token_ids(self) -> None:
+    def _check_stop_token_ids(self) -> None:
+        if isinstance(self.stop_token_ids, str | bytes) or not isinstance(self.stop_token_ids, Iterable):
+            raise InvalidParameterError(f"stop_token_ids must be a sequence of token ids, got {self.stop_token_ids!r}.")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
-            for token_id in ids:
-                _check_int(f"{name} token id", token_id, 0, 2**31 - 1)
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids token id", token_id, 0, MAX_TOKEN_ID)
+
+    def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}.")
         for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias token id", token_id, 0, MAX_TOKEN_ID)
             _check_number(f"logit_bias of token {token_id}", bias, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", TokenBias(self.logit_bias))
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
@@ -119,7 +158,8 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, open_below: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    # An int may be too large for a float, and is then out of range anyway.
+    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
         raise InvalidParameterError(f"{name} must be a finite number, got {value!r}.")
     if value > high or value < low or (open_below and value == low):
         bracket = "(" if open_below else "["

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from chatpage_kernels.plan import AttentionPlan, plan_attention
 
 from chatpage.engine.batch import Batch
 from chatpage.engine.kv_cache import KvCache, LayerSpec
+from chatpage_kernels.plan import AttentionPlan, plan_attention
 
 # Not a name that transformers treats in a special way: no "flash", "sdpa", "flex_attention", "/" or "paged|" in it.
 IMPLEMENTATION = "chatpage"
@@ -143,7 +143,7 @@ def register() -> str:
     return IMPLEMENTATION
 
 
-def hook(
+def hook(  # noqa: PLR0917 - transformers passes these by position
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -32,7 +32,7 @@ from chatpage.engine.kv_cache import KvCache
 from chatpage.engine.models.loading import LoadedModel, load_model
 from chatpage.engine.prefix_tree import PrefixTree, RootKey
 from chatpage.engine.sequence import Request
-from chatpage.engine.stats import EngineStats, PrefixCost
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
 from chatpage.errors import ContextLengthError, InvalidParameterError, InvalidRequestError, UnknownRequestError
 from chatpage.events import Event, RequestFailed, RequestFinished, RequestId
 from chatpage.sampling_params import MAX_SEED, SamplingParams
@@ -82,6 +82,27 @@ class Engine:
         """
         config = config or EngineConfig.load()
         return cls(config, load_model(config))
+
+    def info(self) -> EngineInfo:
+        """Describe the engine; only `backend` may change, when a better one becomes ready."""
+        return EngineInfo(
+            model=self.model.name,
+            model_id=self._runner.model_id,
+            description=self.model.description,
+            tokenizer_path=str(self.tokenizer.name_or_path),
+            vocab_size=self._runner.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self._runner.eos_token_ids,
+            max_num_seqs=self.config.max_num_seqs,
+            max_batched_tokens=self.config.max_batched_tokens,
+            block_size=self.config.block_size,
+            num_blocks=self._pool.num_blocks,
+            bytes_per_block=self._kv_cache.bytes_per_block,
+            device=str(self.model.device),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            backend=self._kv_cache.backend.name,
+            backend_reason=self._kv_cache.backend.reason,
+        )
 
     # -- requests --------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ whole, a stop string never, not even its beginning; what could still become eith
                                                      (without the third #: "##ok" would follow at once)
 """
 
-from collections.abc import Iterable, Sequence
+from codecs import utf_8_decode
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Self
 
@@ -25,6 +26,16 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the tokens that are no text: end of turn, padding and their like."""
     added = (token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
     return frozenset({*tokenizer.all_special_ids, *added})
+
+
+@lru_cache(maxsize=16)
+def byte_fallback_tokens(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, int]:
+    """Return the tokens of sentencepiece models that stand for one byte each (`<0xE2>`), with that byte; mostly none."""
+    vocab = tokenizer.get_vocab()
+    names = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    if not names.keys() <= vocab.keys() or tokenizer.decode([vocab["<0x41>"]]) != "A":
+        return {}  # a vocabulary may hold such names as mere text
+    return {vocab[name]: byte for name, byte in names.items()}
 
 
 class Detokenizer:
@@ -53,14 +64,15 @@ class Detokenizer:
         self._matcher = _StopMatcher(stop) if stop else None
         self._min_tokens = min_tokens
         self._parts: list[str] = []
+        self._byte_tokens = byte_fallback_tokens(tokenizer)
+        self._anchor = next((token_id for token_id, byte in self._byte_tokens.items() if byte == ord("A")), -1)
+        self._bytes = b""  # byte tokens that are no complete character yet
         # The window: recent tokens, and how much of their text was handed out (or belongs to the prompt).
-        self._window = self._context_of(prompt_token_ids)
-        prompt_text = self._decode(self._window)
-        self._done = _without_incomplete(prompt_text)
-        # The prompt may end within a character, or with real replacement characters, which are not ours to repeat.
-        self._not_ours = prompt_text[len(self._done) :]
-        self._num_done = len(self._window)  # tokens of the window whose text was handed out in full
-        self._trim_at = _MAX_WINDOW
+        self._window: list[int] = []
+        self._done = ""
+        self._num_done = 0  # tokens of the window whose text was handed out in full
+        self._not_ours = ""
+        self._enter(self._context_of(prompt_token_ids))
 
     @property
     def text(self) -> str:
@@ -86,8 +98,9 @@ class Detokenizer:
         """Return what is still held back; nothing follows. Empty after a stop string."""
         if self.stop_match is not None:
             return ""
-        rest = self._take(self._decode(self._window)[len(self._done) :])
+        rest = self._take(self._decode(self._window)[len(self._done) :]) + self._end_bytes()
         delta = self._find_stop(rest)
+        self._restart([])
         if self._matcher is not None and self.stop_match is None:
             delta += self._matcher.take_held()
         self._parts.append(delta)
@@ -102,28 +115,59 @@ class Detokenizer:
         other._matcher = None if self._matcher is None else self._matcher.copy()
         return other
 
+    def _enter(self, prompt_token_ids: list[int]) -> None:
+        """Start after the end of a prompt, which may lie within a character."""
+        num_bytes = 0
+        while num_bytes < len(prompt_token_ids) and prompt_token_ids[-1 - num_bytes] in self._byte_tokens:
+            num_bytes += 1
+        if num_bytes:
+            for token_id in prompt_token_ids[-num_bytes:]:
+                self._decode_byte(token_id)
+            return
+        self._window = prompt_token_ids
+        prompt_text = self._decode(self._window)
+        self._done = _without_incomplete(prompt_text)
+        self._not_ours = prompt_text[len(self._done) :]  # real replacement characters, unless the reply completes them
+        self._num_done = len(self._window)
+
     def _append(self, token_id: int) -> str:
         self.num_tokens += 1
         if token_id in self._special:
             return ""
+        if token_id in self._byte_tokens:
+            return self._find_stop(self._take(self._decode_byte(token_id)))
+        delta = self._end_bytes() + self._decode_in_window(token_id)
+        return self._find_stop(self._take(delta))
+
+    def _decode_in_window(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
-        certain = _without_incomplete(text)
         if not text.startswith(self._done):
-            if len(certain) < len(text) and len(self._window) - self._num_done <= _MAX_INCOMPLETE:
-                return ""  # a decoder of byte tokens shows a whole run of them as broken until its last character is complete
-            # The bytes are invalid for good. What was handed out stays; the tokens since then start anew.
-            self._restart(self._num_done)
+            # A decoder that tidies up changed what was handed out: that stays, and the tokens since then start anew.
+            self._cut_loose(num_new=1)
             text = self._decode(self._window)
-            certain = _without_incomplete(text)
-        delta = self._take(certain[len(self._done) :])
-        if len(certain) > len(self._done):
+        certain = _without_incomplete(text)
+        delta = certain[len(self._done) :]
+        if delta:
             self._done = certain
         if certain == text:
             self._num_done = len(self._window)
-        if len(self._window) >= self._trim_at:
+        if len(self._window) >= _MAX_WINDOW:
             self._trim(text)
-        return self._find_stop(delta)
+        return delta
+
+    def _decode_byte(self, token_id: int) -> str:
+        """Decode a byte token apart from the tokenizer, whose decoder shows a run of them as broken until it is complete."""
+        data = self._bytes + bytes([self._byte_tokens[token_id]])
+        text, num_read = utf_8_decode(data, "replace", False)
+        self._bytes = data[num_read:]
+        # A letter stands for the run, so that a word after it keeps its space.
+        self._restart([self._anchor], done="A", num_done=1)
+        return text
+
+    def _end_bytes(self) -> str:
+        text, self._bytes = self._bytes.decode(errors="replace"), b""
+        return text
 
     def _take(self, delta: str) -> str:
         """Drop the replacement characters that the prompt ended with, if they turn out to have been real."""
@@ -147,14 +191,18 @@ class Detokenizer:
                 self._window = self._window[start:]
                 self._done = self._done[dropped:]
                 self._num_done = max(0, self._num_done - start)
-                self._trim_at = _MAX_WINDOW
                 return
-        self._trim_at *= 2  # rarely: nowhere to cut; trying again only then keeps the cost per token constant
+        self._cut_loose(num_new=0)  # a decoder that makes something else of every tail; the cost per token stays constant
 
-    def _restart(self, start: int) -> None:
-        self._window = self._window[start:]
-        self._done = ""
-        self._num_done = 0
+    def _cut_loose(self, *, num_new: int) -> None:
+        """Start a text of its own after the tokens that were handed out in full; the last `num_new` were not looked at yet."""
+        rest = self._window[self._num_done :]
+        self._restart(rest, done=_without_incomplete(self._decode(rest[: len(rest) - num_new])))
+
+    def _restart(self, window: list[int], *, done: str = "", num_done: int = 0) -> None:
+        self._window = window
+        self._done = done
+        self._num_done = num_done
 
     def _context_of(self, token_ids: Sequence[int]) -> list[int]:
         context: list[int] = []

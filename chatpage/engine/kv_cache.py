@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
-from chatpage_kernels.backend import Backend, select_backend
 
 from chatpage.engine.batch import Batch
 from chatpage.engine.block_pool import BlockCopy
 from chatpage.engine.memory_limits import available_memory
 from chatpage.errors import ConfigError
+from chatpage_kernels.backend import Backend, select_backend
 
 if TYPE_CHECKING:
     from chatpage.config import EngineConfig
@@ -75,8 +75,8 @@ def num_blocks_for(block_bytes: int, device: torch.device, *, kv_memory: int | N
     if num_blocks < MIN_BLOCKS:
         source = "kv_memory" if kv_memory is not None else f"{MEMORY_SHARE:.0%} of the {_mib(available)} available on {device}"
         raise ConfigError(
-            f"Only {num_blocks} KV blocks fit into {_mib(memory)} ({source}); one takes {_mib(block_bytes)} and {MIN_BLOCKS} are "
-            f"needed. Give at least --kv-memory {-(-MIN_BLOCKS * block_bytes // 2**20)}MiB, or lower --block-size."
+            f"Only {num_blocks} KV blocks fit into {_mib(memory)} ({source}); one takes {_mib(block_bytes)}, and "
+            f"{MIN_BLOCKS} are needed. Give --kv-memory {-(-MIN_BLOCKS * block_bytes // 2**20)}MiB, or lower --block-size."
         )
     return num_blocks
 
@@ -90,8 +90,8 @@ class KvCache:
         block_size: Tokens per block.
         dtype: Type of the elements.
         device: Where they live.
-        backend: Writes, copies and reads them; it may arrange the bytes inside a block in its own way. Default: the best one that
-            is ready; a better one that becomes ready later takes over between two steps.
+        backend: Writes, copies and reads them; it may arrange the bytes inside a block in its own way. Default: the best
+            one that is ready; a better one that becomes ready later takes over between two steps.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ Leaving `stream` early aborts the request; closing the engine ends every stream 
 import asyncio
 import queue
 import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,37 +21,14 @@ from typing import Any, Generic, Self, TypeVar
 from chatpage.config import EngineConfig
 from chatpage.engine.accounting import BlockInfo
 from chatpage.engine.core import Engine, PinId
-from chatpage.engine.stats import EngineStats, PrefixCost
+from chatpage.engine.mailbox import Mailbox
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
 from chatpage.errors import EngineDeadError, OverloadedError
-from chatpage.events import Event, RequestFailed, RequestFinished, RequestId, TokenDelta
+from chatpage.events import Event, RequestFailed, RequestFinished, RequestId
 from chatpage.sampling_params import SamplingParams
 
 T = TypeVar("T")
 _MAX_COMMANDS = 4096
-
-
-class Mailbox:
-    """Events of one request on their way to one reader; used on the event loop only."""
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
-
-    def put(self, event: Event) -> None:
-        last = self._events[-1] if self._events else None
-        if isinstance(last, TokenDelta) and isinstance(event, TokenDelta) and last.sample == event.sample:
-            self._events[-1] = TokenDelta(
-                event.request_id, event.sample, last.text + event.text, last.token_ids + event.token_ids, last.logprobs + event.logprobs
-            )
-        else:
-            self._events.append(event)
-        self._arrived.set()
-
-    async def take(self) -> Event:
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._events.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +56,9 @@ class AsyncEngine:
             ...
     """
 
-    def __init__(self, config: EngineConfig | None = None, *, load: Callable[[EngineConfig | None], Engine] = Engine.load) -> None:
+    def __init__(
+        self, config: EngineConfig | None = None, *, load: Callable[[EngineConfig | None], Engine] = Engine.load
+    ) -> None:
         """`load` makes the engine on its thread; the default loads the model of `config`."""
         self._config = config
         self._load = load
@@ -88,6 +66,7 @@ class AsyncEngine:
         self._mailboxes: dict[RequestId, Mailbox] = {}
         self._thread: threading.Thread | None = None
         self._death: BaseException | None = None
+        self._info: EngineInfo | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()  # nothing is queued after the thread has died
 
@@ -114,12 +93,25 @@ class AsyncEngine:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     @property
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and self._death is None
+
+    @property
+    def info(self) -> EngineInfo:
+        """As `Engine.info`; stays readable after the engine has ended.
+
+        Raises:
+            EngineDeadError: It was never started.
+        """
+        if self._info is None:
+            raise self._death_notice()
+        return self._info
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -150,9 +142,7 @@ class AsyncEngine:
     ) -> RequestId:
         """As `Engine.fork`."""
         return await self._open(
-            lambda engine: engine.fork(
-                request_id, params, sample=sample, num_tokens=num_tokens, new_request_id=new_request_id
-            )
+            lambda engine: engine.fork(request_id, params, sample=sample, num_tokens=num_tokens, new_request_id=new_request_id)
         )
 
     async def abort(self, request_id: RequestId, sample: int | None = None) -> None:
@@ -250,6 +240,7 @@ class AsyncEngine:
             self._death = error
             loaded.set_exception(error)
             return
+        self._info = engine.info()
         loaded.set_result(None)
         death: BaseException = EngineDeadError("it was closed")
         try:

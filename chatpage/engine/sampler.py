@@ -28,7 +28,7 @@ __all__ = ["InvalidLogitsError", "SampledToken", "SamplingState", "sample"]
 
 _BLOCK = 256  # tokens whose mass is summed before the cumulative sum, which is the slow part
 _GROUP = 16  # tokens whose largest logit is taken before looking for the head
-_HEADS = (256, 4096)
+_HEADS = (128, 1024, 4096)
 _ALTERNATIVES_HEAD = 64  # over the 20 that may be asked, so that ties at its end rarely matter
 _MIN_TEMPERATURE = 1e-30  # smaller ones would be 0 in float32; by far all mass is on the largest logits already
 
@@ -39,7 +39,7 @@ class InvalidLogitsError(EngineStepError):
     def __init__(self, row: int, num_rows: int) -> None:
         self.row = row
         super().__init__(
-            f"No token can be chosen from row {row} of {num_rows}: its logits hold NaN or infinity, or every token is ruled out. "
+            f"No token can be chosen from row {row} of {num_rows}: its logits hold NaN or infinity, or rule out every token. "
             "Either the model overflowed in this dtype (load it with float32), or its weights are damaged, or min_tokens holds "
             "off every token there is."
         )
@@ -232,7 +232,7 @@ class _Filters:
         params = [state.params for state in states]
         num_rows, vocab_size = scaled.shape
         top_k = torch.tensor([p.top_k or vocab_size for p in params], device=scaled.device)[:, None]
-        if all(p.top_k for p in params):
+        if all(0 < p.top_k < vocab_size for p in params):
             mass = torch.zeros(num_rows, 1, dtype=torch.float64, device=scaled.device)  # never looked at
         else:
             mass = _blocks(scaled.exp()).sum(2).double().cumsum(-1)[:, -1:]
@@ -259,7 +259,7 @@ class _Filters:
         has_top_k = self.top_k < self.vocab_size
         whole = torch.where(has_top_k, ends.gather(1, self.top_k.clamp_max(size) - 1), self.mass)
         in_nucleus = (ends - weights < self.top_p * whole) | (self.top_p >= 1.0)
-        alive = (in_nucleus & (weights >= self.min_p * weights[:, :1])).sum(-1, keepdim=True)
+        alive = (in_nucleus & (weights >= self.min_p * weights[:, :1])).sum(-1, keepdim=True).clamp_min(1)
         kept = torch.where(alive == size, beyond, alive).minimum(self.top_k)
         # Before its k-th token is seen, a row's top_k mass is unknown, and top_p with it.
         return torch.where(has_top_k & (self.top_k > size), beyond, kept)

@@ -16,7 +16,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import takewhile
 
-from chatpage.engine.block_pool import BlockCopy, BlockPool, OutOfBlocks
+from chatpage.engine.block_pool import BlockCopy, BlockPool
 from chatpage.engine.block_table import BlockTable
 from chatpage.engine.prefix_tree import PrefixTree
 from chatpage.engine.sequence import Request, Sequence, SequenceStatus
@@ -237,12 +237,12 @@ class Scheduler:
             if victim is sequence:
                 if len(self.running) == 1:
                     return False
-                self._preempt(sequence)
+                self.preempt(sequence)
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to wait; its tokens stay, and what is not evicted is found again."""
         self.running.remove(sequence)
         sequence.release_blocks()

@@ -1,4 +1,4 @@
-"""What the engine did, as numbers that only grow, and what a prompt would cost before it is sent.
+"""What the engine is, what it did, as numbers that only grow, and what a prompt would cost before it is sent.
 
 Invariant: counters count tokens and rows exactly; nothing here is sampled or estimated except the times.
 """
@@ -7,6 +7,36 @@ from dataclasses import dataclass
 
 from chatpage.engine.accounting import MemoryReport
 from chatpage.engine.scheduler import StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine is: constant from its start to its end.
+
+    Args:
+        model: The name of the model as the user gave it.
+        model_id: Digest of weights, dtype and settings.
+        description: For people: architecture, size, dtype, quantization, device.
+        tokenizer_path: The folder its tokenizer was loaded from.
+        max_model_len: Longest sequence in tokens, prompt and output together, after every limit.
+    """
+
+    model: str
+    model_id: str
+    description: str
+    tokenizer_path: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    max_num_seqs: int
+    max_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    device: str
+    dtype: str
+    backend: str
+    backend_reason: str
 
 
 @dataclass(frozen=True, slots=True)

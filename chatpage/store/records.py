@@ -100,7 +100,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 
 def clean_text(text: str) -> str:
     """Replace lone surrogates, which JSON can smuggle in and no UTF-8 file can hold, by U+FFFD."""
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _has_surrogates(text) else text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _has_surrogates(text) else text
 
 
 def _has_surrogates(text: str) -> bool:

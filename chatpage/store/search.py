@@ -87,12 +87,12 @@ def _rows_that_match(
     db: Database, user_id: UserId, match: str, conversation_id: ConversationId | None
 ) -> Iterator[tuple[str, ...]]:
     # Ordered by rowid the index yields hits one by one, newest first, so a word that is everywhere costs no more than a rare
-    # one; by rank it would have to score them all.
+    # one; by rank it would have to score them all. CROSS JOIN keeps the planner from looking at all conversations per hit.
     return db.execute(
         "SELECT n.id, n.role, n.created_at, c.id, c.title,"
         " snippet(nodes_fts, 0, :open, :close, '…', :words)"
-        " FROM nodes_fts JOIN nodes n ON n.seq = nodes_fts.rowid"
-        " CROSS JOIN conversation_nodes m ON m.node_id = n.id JOIN conversations c ON c.id = m.conversation_id"
+        " FROM nodes_fts CROSS JOIN nodes n ON n.seq = nodes_fts.rowid"
+        " CROSS JOIN conversation_nodes m ON m.node_id = n.id CROSS JOIN conversations c ON c.id = m.conversation_id"
         " WHERE nodes_fts MATCH :match AND c.owner_id = :user AND c.deleted_at IS NULL"
         " AND (:conversation IS NULL OR c.id = :conversation) ORDER BY nodes_fts.rowid DESC",
         {
@@ -107,7 +107,7 @@ def _rows_with_substrings(
 ) -> Iterator[tuple[str, ...]]:
     rows = db.execute(
         "SELECT n.id, n.role, n.created_at, c.id, c.title, n.text FROM nodes n"
-        " CROSS JOIN conversation_nodes m ON m.node_id = n.id JOIN conversations c ON c.id = m.conversation_id"
+        " CROSS JOIN conversation_nodes m ON m.node_id = n.id CROSS JOIN conversations c ON c.id = m.conversation_id"
         " WHERE n.owner_id = :user AND n.status <> 'streaming' AND c.owner_id = :user AND c.deleted_at IS NULL"
         " AND (:conversation IS NULL OR c.id = :conversation)"
         " AND NOT EXISTS (SELECT 1 FROM json_each(:words) w WHERE instr(n.text, w.value) = 0) ORDER BY n.seq DESC",

@@ -25,6 +25,7 @@ class LineReader:
         self._is_terminal = sys.stdin.isatty()
         self._pipe: BinaryIO | None = None if self._is_terminal else sys.stdin.buffer
         self._has_line_editing = self._is_terminal and _enable_line_editing()
+        self._has_color = self._has_line_editing and bool(console.color_system) and not console.no_color
 
     @property
     def can_prefill(self) -> bool:
@@ -66,7 +67,7 @@ class LineReader:
     def _ask(self, prompt: str) -> str:
         """Ask on the terminal; the prompt goes through `input`, so that line editing knows how wide it is."""
         try:
-            return input(_colored(prompt) if self._has_line_editing and self._console.color_system else prompt)
+            return input(_colored(prompt) if self._has_color else prompt)
         except UnicodeDecodeError as error:
             return decode(error.object, "The input")
 

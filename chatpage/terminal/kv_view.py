@@ -9,7 +9,7 @@ from rich.text import Text
 from chatpage.engine.accounting import BlockInfo, MemoryReport
 from chatpage.engine.block_pool import BlockState
 from chatpage.engine.stats import EngineStats
-from chatpage.terminal.text import format_bytes, format_seconds
+from chatpage.terminal.text import count, format_bytes, format_seconds
 
 _MAX_MAP_LINES = 8
 _KINDS = {  # kind of a block: character and style; in a cell that stands for several blocks the first kind of this order wins
@@ -40,14 +40,18 @@ def render_memory(report: MemoryReport, block_map: Sequence[BlockInfo], num_bran
 
 
 def _render_map(block_map: Sequence[BlockInfo], width: int) -> Text:
-    blocks_per_cell = -(-len(block_map) // (width * _MAX_MAP_LINES))
-    picture = Text()
+    """Draw the blocks in the order of their ids, several to a cell if there are many; a blank rest is counted, not drawn."""
+    num_touched = max((i + 1 for i, block in enumerate(block_map) if block.state is not BlockState.BLANK), default=0)
+    blocks_per_cell = max(1, -(-num_touched // (width * _MAX_MAP_LINES)))
     order = list(_KINDS)
-    for number, start in enumerate(range(0, len(block_map), blocks_per_cell)):
+    picture = Text()
+    for number, start in enumerate(range(0, num_touched, blocks_per_cell)):
         if number and number % width == 0:
             picture.append("\n")
         kind = min((_kind(block) for block in block_map[start : start + blocks_per_cell]), key=order.index)
         picture.append(*_KINDS[kind])
+    if num_touched < len(block_map):
+        picture.append(f"\nand {count(len(block_map) - num_touched, 'block')} never used", "dim")
     return picture
 
 

@@ -3,11 +3,13 @@
 Invariant: whatever happens (a stop by Ctrl-C, a failed step), `Reply` holds everything that was generated until then.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from chatpage.chat_template import PLAIN_STOP
 from chatpage.engine.core import Engine
 from chatpage.events import (
     Event,
@@ -105,6 +107,13 @@ class Reply:
         elif details := sorted({s.finished.detail for s in self.samples if s.finished and s.finished.detail}):
             parts.append(details[0])
         return " · ".join(parts)
+
+
+def for_chat(engine: Engine, params: SamplingParams) -> SamplingParams:
+    """Add what a chat needs: a model without a chat template does not end its turn by itself."""
+    if engine.tokenizer.chat_template:
+        return params
+    return dataclasses.replace(params, stop=tuple(dict.fromkeys((*params.stop, *PLAIN_STOP))))
 
 
 def run_request(

@@ -43,7 +43,7 @@ def check_unicode(text: str, source: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{source} is not valid UTF-8 at character {error.start}. Convert it to UTF-8 first.") from error
+        raise InvalidRequestError(f"{source} is not valid UTF-8 at character {error.start}; convert it first.") from error
     return text
 
 

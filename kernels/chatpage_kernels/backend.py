@@ -54,7 +54,7 @@ class WriteKv(Protocol):
 
 
 class CopyBlocks(Protocol):
-    """As `reference.copy_blocks`."""
+    """As `reference.copy_blocks`, with the key and the value cache of each layer in turn: a backend may arrange them differently."""
 
     def __call__(self, caches: Sequence[torch.Tensor], copies: torch.Tensor) -> None: ...
 
@@ -140,14 +140,14 @@ def _reference(reason: str, successor: Callable[[], Backend | None] = _no_succes
 
 def _for_gpu(device: torch.device, dtype: torch.dtype, widths: tuple[int, int], kv_dtype: torch.dtype) -> Backend:
     try:
-        from chatpage_kernels import triton_attention, triton_cache
+        from chatpage_kernels import triton_attention, triton_cache, triton_config
     except ImportError as error:
         return _reference(f"triton cannot be imported: {error}")
-    problem = triton_attention.why_unsupported(dtype, kv_dtype, *widths, capability=torch.cuda.get_device_capability(device))
+    problem = triton_config.why_unsupported(dtype, kv_dtype, *widths, capability=torch.cuda.get_device_capability(device))
     if problem:
         return _reference(problem)
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-    decode, prefill = triton_attention.tiles(dtype, max(widths), num_processors)
+    decode, prefill = triton_config.tiles(triton_config.family_of_device(device), dtype, max(widths), num_processors)
     return Backend(
         name="triton",
         reason=f"{torch.cuda.get_device_name(device)} with {num_processors} multiprocessors",
@@ -165,7 +165,9 @@ def _for_cpu(dtype: torch.dtype, widths: tuple[int, int], kv_dtype: torch.dtype)
         from chatpage_kernels.cpu import build
     except ImportError as error:
         return _reference(f"the C++ kernels are not part of this installation: {error}")
-    # Gives None as long as the kernels are not built, and for good if they cannot be or cannot serve this model.
-    ready = partial(cpu.backend, dtype, head_dim=widths[0], value_dim=widths[1], kv_dtype=kv_dtype)
+    if problem := cpu.why_unsupported(dtype, kv_dtype, widths[0]):
+        return _reference(problem)
+    # Gives None as long as the kernels are not built, and for good if they cannot be.
+    ready = partial(cpu.backend, dtype, head_dim=widths[0], kv_dtype=kv_dtype)
     build.start()
     return ready() or _reference(build.describe(), successor=ready)

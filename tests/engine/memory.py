@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from chatpage.engine.accounting import check_integrity
-from chatpage.engine.block_pool import BlockCopy, BlockPool
+from chatpage.engine.block_pool import BlockCopy, BlockId, BlockPool
 from chatpage.engine.block_table import BlockTable, pin
 from chatpage.engine.prefix_tree import PrefixTree, RootKey
 
@@ -41,7 +41,7 @@ class BlockMemory:
         self.compute(table, tokens)
         return table
 
-    def cache(self, tokens: Sequence[int], root: RootKey = ALICE) -> tuple[int, ...]:
+    def cache(self, tokens: Sequence[int], root: RootKey = ALICE) -> tuple[BlockId, ...]:
         """Compute `tokens` and let them go: they stay cached, in the blocks returned."""
         table = self.run(tokens, root)
         block_ids = table.block_ids

@@ -1,6 +1,7 @@
 """A driver for scheduler tests: a stand-in model that computes instantly and generates token 1, 2, 3, ..."""
 
-from collections.abc import Iterable, Sequence as SequenceOf
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from itertools import count
 
 from chatpage.engine.accounting import check_integrity

@@ -87,18 +87,31 @@ def test_shuffled_blocks_change_nothing(engine: Engine, expected: tuple[int, ...
     assert generate(engine, PROMPT, greedy(max_tokens=24)) == [expected]
 
 
-def test_preemption_changes_nothing_and_sends_nothing_twice(expected: tuple[int, ...]) -> None:
-    engine = tiny_engine(kv_memory=40 * 4 * 512)  # 40 blocks of 4 tokens
-    others = [engine.add_request([9, 8, 7, i], greedy(max_tokens=60)) for i in range(3, 6)]
-    engine.step()
+def test_three_preemptions_change_nothing_and_send_nothing_twice(engine: Engine, expected: tuple[int, ...]) -> None:
     request_id = engine.add_request(PROMPT, greedy(max_tokens=24))
-    events = run_all(engine)
-    usage = finished(events, request_id).usage
-    assert usage.num_preemptions >= 3
-    assert outputs(events, request_id) == [expected]
+    scheduler = engine._executor.scheduler
+    events = []
+    for num_steps in (2, 5, 8):
+        events += [event for _ in range(num_steps) for event in engine.step()]
+        scheduler.preempt(scheduler.running[0])
+        if num_steps != 5:
+            engine.clear_cache()  # once what it had is still cached, twice it is gone
+    events += run_all(engine)
     sent = [token for e in events if isinstance(e, TokenDelta) and e.request_id == request_id for token in e.token_ids]
     assert tuple(sent) == expected
-    assert all(len(outputs(events, other)[0]) == 60 for other in others)
+    assert outputs(events, request_id) == [expected]
+    assert finished(events, request_id).usage.num_preemptions == 3
+
+
+def test_a_pool_too_small_for_all_preempts_the_youngest_and_loses_nothing() -> None:
+    prompts = [[*PROMPT[:8], i] for i in range(3, 9)]
+    alone = [generate(tiny_engine(), prompt, greedy(max_tokens=40))[0] for prompt in prompts]
+    engine = tiny_engine(kv_memory=40 * 4 * 512)  # 40 blocks of 4 tokens for 6 sequences of up to 13 blocks
+    ids = [engine.add_request(prompt, greedy(max_tokens=40)) for prompt in prompts]
+    events = run_all(engine)
+    assert [outputs(events, request_id)[0] for request_id in ids] == alone
+    assert sum(finished(events, request_id).usage.num_preemptions for request_id in ids) > 0
+    assert finished(events, ids[0]).usage.num_preemptions == 0
     assert_whole(engine)
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from chatpage.engine.prefix_tree import RootKey
 from tests.engine.shadow_memory import ALPHABET, ROOTS, ShadowMemory, Work
 
 NUM_OPERATIONS = 8_500  # times 12 pools: more than 100,000
@@ -113,10 +114,9 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         self.memory = ShadowMemory(num_blocks, block_size)
 
     @rule(root=roots_strategy, tokens=tokens_strategy, spared=st.integers(0, 1))
-    def add(self, root: object, tokens: list[int], spared: int) -> None:
-        assert root in ROOTS
+    def add(self, root: RootKey, tokens: list[int], spared: int) -> None:
         if len(self.memory.sequences) < 6:
-            self.memory.add(ROOTS[ROOTS.index(root)], tokens, len(tokens) - spared)
+            self.memory.add(root, tokens, len(tokens) - spared)
 
     @precondition(lambda self: self.memory.sequences)
     @rule(pick=picks, at=picks)
@@ -147,9 +147,9 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         self.memory.step(works, frees_before_sources=frees_first)
 
     @rule(root=roots_strategy, tokens=tokens_strategy)
-    def pin(self, root: object, tokens: list[int]) -> None:
+    def pin(self, root: RootKey, tokens: list[int]) -> None:
         if len(self.memory.pins) < 2:
-            self.memory.pin(ROOTS[ROOTS.index(root)], tokens)  # type: ignore[arg-type]
+            self.memory.pin(root, tokens)
 
     @precondition(lambda self: self.memory.pins)
     @rule(pick=picks)
@@ -157,8 +157,8 @@ class BlockMemoryMachine(RuleBasedStateMachine):
         self.memory.unpin(pick % len(self.memory.pins))
 
     @rule(root=st.none() | roots_strategy)
-    def forget(self, root: object) -> None:
-        self.memory.forget(None if root is None else ROOTS[ROOTS.index(root)])  # type: ignore[arg-type]
+    def forget(self, root: RootKey | None) -> None:
+        self.memory.forget(root)
 
     @invariant()
     def everything_reads_its_own_rows(self) -> None:

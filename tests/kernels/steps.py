@@ -5,10 +5,14 @@ Every row of the pool that no sequence of the step has filled is NaN: a kernel t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from chatpage_kernels import Tile, plan_attention
+from chatpage_kernels.backend import PagedAttention
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Tensors:
     query: torch.Tensor
     key_cache: torch.Tensor
     value_cache: torch.Tensor
+
+    def to(self, device: str) -> "Tensors":
+        return Tensors(self.query.to(device), self.key_cache.to(device), self.value_cache.to(device))
 
 
 def make_step(seqs: Sequence[tuple[int, int]], *, block_size: int, forks: dict[int, tuple[int, int]] | None = None) -> Step:
@@ -99,6 +106,24 @@ def make_tensors(
     return Tensors(query, *caches)
 
 
+def attend(backend: PagedAttention, step: Step, tensors: Tensors, tile: Tile, **options: Any) -> torch.Tensor:
+    """Plan the step and attend; options are those of the backend, and `window`, `share` and `split` of the planner."""
+    planning = {name: options.pop(name) for name in ("window", "share", "split") if name in options}
+    plan = plan_attention(
+        step.query_start_loc,
+        step.seq_lens,
+        step.block_tables,
+        block_size=step.block_size,
+        num_q_heads=tensors.query.shape[1],
+        num_kv_heads=tensors.key_cache.shape[2],
+        tile=tile,
+        has_sinks=options.get("sinks") is not None,
+        device=tensors.query.device,
+        **planning,
+    )
+    return backend(tensors.query, tensors.key_cache, tensors.value_cache, plan, **options)
+
+
 def written_rows(step: Step) -> torch.Tensor:
     """Return which rows of the pool hold tokens; bool [num_blocks, block_size]."""
     written = torch.zeros(step.num_blocks, step.block_size, dtype=torch.bool)
@@ -145,11 +170,16 @@ def dense_attention(
     return out
 
 
-def assert_as_exact_as_torch(actual: torch.Tensor, step: Step, tensors: Tensors, *, scale: float, **options: object) -> None:
+def assert_as_exact_as_torch(actual: torch.Tensor, step: Step, tensors: Tensors, *, scale: float, **options: Any) -> None:
     """Bound the error by the dtype's own: twice what dense torch attention in the same dtype does wrong, and a rounding."""
-    exact = dense_attention(step, tensors, scale=scale, **options)  # type: ignore[arg-type]
-    same = dense_attention(step, tensors, scale=scale, dtype=actual.dtype, **options)  # type: ignore[arg-type]
+    tensors, actual = tensors.to("cpu"), actual.cpu()
+    exact = dense_attention(step, tensors, scale=scale, **options)
+    same = dense_attention(step, tensors, scale=scale, dtype=actual.dtype, **options)
     assert not actual.isnan().any(), "an unwritten row reached the result, or a query row has none"
     error, own_error = ((result.double() - exact).abs().amax() for result in (actual, same))
     limit = 2 * own_error + 4 * torch.finfo(actual.dtype).eps * exact.abs().amax()
     assert error <= limit, f"error {error:.2e} is over the limit {limit:.2e}"
+
+
+MIXED = make_step([(37, 37), (129, 5), (64, 1), (300, 70), (1, 1)], block_size=16)
+FORKED = make_step([(330, 1), (341, 1), (420, 3), (500, 1), (90, 1)], block_size=16, forks={1: (0, 20), 2: (0, 20), 3: (2, 24)})

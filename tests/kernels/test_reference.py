@@ -6,37 +6,28 @@ import numpy as np
 import pytest
 import torch
 
-from chatpage_kernels import Tile, plan_attention, reference
+from chatpage_kernels import Tile, reference
 from tests.kernels.steps import (
+    FORKED,
+    MIXED,
     Heads,
     Step,
     Tensors,
     assert_as_exact_as_torch,
+    attend,
     make_step,
     make_tensors,
     random_step,
     written_rows,
 )
 
-SMALL = Tile(max_rows=16, kv_tokens=16, num_workers=64, split_tokens=32, item_cost=8, merge_cost=1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
-MIXED = make_step([(37, 37), (129, 5), (64, 1), (300, 70), (1, 1)], block_size=16)
-FORKED = make_step([(330, 1), (341, 1), (420, 3), (500, 1), (90, 1)], block_size=16, forks={1: (0, 20), 2: (0, 20), 3: (2, 24)})
+SMALL = Tile(max_rows=16, kv_tokens=16, num_workers=64, split_tokens=32, item_cost=8, merge_cost=1)
 
 
 def _attend(step: Step, tensors: Tensors, tile: Tile, **options: Any) -> torch.Tensor:
-    plan = plan_attention(
-        step.query_start_loc,
-        step.seq_lens,
-        step.block_tables,
-        block_size=step.block_size,
-        num_q_heads=tensors.query.shape[1],
-        num_kv_heads=tensors.key_cache.shape[2],
-        tile=tile,
-        window=options.pop("window", 0),
-        has_sinks="sinks" in options,
-    )
-    return reference.paged_attention(tensors.query, tensors.key_cache, tensors.value_cache, plan, **options)
+    return attend(reference.paged_attention, step, tensors, tile, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

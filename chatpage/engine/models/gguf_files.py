@@ -11,7 +11,7 @@ Invariant: a changed file, or another transformers, has another digest, so nothi
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -59,8 +59,8 @@ def convert_settings(file: Path) -> Path:
     return target
 
 
-def load_weights(file: Path, settings: Path, dtype: torch.dtype, load_options: dict[str, object]) -> "PreTrainedModel":
-    """Load the weights of a GGUF file as plain tensors of `dtype`; the caller checks that none are missing.
+def load_weights(file: Path, settings: Path, dtype: torch.dtype, load_options: dict[str, Any]) -> object:
+    """Load the weights of a GGUF file as plain tensors of `dtype`; return what `from_pretrained` returns.
 
     Args:
         file: The GGUF file.
@@ -78,12 +78,12 @@ def load_weights(file: Path, settings: Path, dtype: torch.dtype, load_options: d
         return AutoModelForCausalLM.from_pretrained(converted, **load_options)
     try:
         # Kept packed, as is the default, the weights would be unpacked again for every product.
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: object = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), **load_options
         )
     except Exception as error:
         raise _explain(file, error) from error
-    return model
+    return loaded
 
 
 def _explain(file: Path, error: Exception) -> BrokenModelError | UnsupportedModelError:

@@ -57,7 +57,9 @@ def trace_layers(model: "PreTrainedModel") -> tuple[LayerSpec, ...]:
     if len(step.layers) != len(specs):
         raise refusal(config, f"its {len(specs)} layers call their attention {len(step.layers)} times for one pass")
     if sorted(specs) != list(range(num_layers)):
-        raise refusal(config, f"only {len(specs)} of its {num_layers} layers have attention; the others keep a state of their own")
+        raise refusal(
+            config, f"only {len(specs)} of its {num_layers} layers have attention; the others keep a state of their own"
+        )
     _check_windows(model, specs)
     return tuple(specs[layer] for layer in range(num_layers))
 
@@ -84,7 +86,7 @@ def compare_with_eager(
     sequences = [_tokens(sum(chunks), seed, model) for seed, chunks in enumerate(lengths)]
     with torch.inference_mode():
         expected = torch.cat(_eager_logits(model, sequences))
-        actual = torch.cat(_paged_logits(model, forward, specs, sequences, [first for first, _ in lengths], dtype))
+        actual = torch.cat(_paged_logits(model, forward, specs, sequences, cuts=[first for first, _ in lengths], dtype=dtype))
     error = (actual - expected).norm(dim=-1) / (expected - expected.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-30)
     if not _is_close(error, dtype):
         worst = f"{error.max():.1e} ({torch.finfo(dtype).eps:.0e} is the rounding of {dtype})"
@@ -110,10 +112,23 @@ def _is_close(error: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _check_windows(model: "PreTrainedModel", specs: dict[int, LayerSpec]) -> None:
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    for layer, kind in enumerate(kinds):
+    """Refuse a sliding window that only the mask knows; it may be far too long for a probe to reach."""
+    text = model.config.get_text_config()
+    for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         if kind == "sliding_attention" and not specs[layer].window:
             raise refusal(model.config, f"layer {layer} has a sliding window that is only in its mask")
+    stated = getattr(text, "sliding_window", None)
+    if stated and not any(spec.window for spec in specs.values()):
+        ids = [_tokens(sum(_LENGTHS[-1]), 0, model)]
+        with torch.inference_mode():
+            (plain,) = _eager_logits(model, ids)
+            try:
+                text.sliding_window = 2
+                (narrow,) = _eager_logits(model, ids)
+            finally:
+                text.sliding_window = stated
+        if not torch.equal(plain, narrow):
+            raise refusal(model.config, f"its sliding window of {stated} tokens is only in its mask")
 
 
 def _tokens(count: int, seed: int, model: "PreTrainedModel") -> torch.Tensor:
@@ -142,6 +157,7 @@ def _paged_logits(
     forward: Forward,
     specs: Sequence[LayerSpec],
     sequences: Sequence[torch.Tensor],
+    *,
     cuts: Sequence[int],
     dtype: torch.dtype,
 ) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise BrokenModelError(f"The tokenizer in {folder} cannot be read ({type(error).__name__}: {error}).") from error
     if not len(tokenizer):

@@ -13,16 +13,15 @@ from chatpage_kernels.cpu.kernels import CpuKernels, why_unsupported
 from chatpage_kernels.cpu.library import Library
 from chatpage_kernels.plan import Tile
 
-__all__ = ["backend", "tiles"]
+__all__ = ["backend", "tiles", "why_unsupported"]
 
 
-def backend(dtype: torch.dtype, *, head_dim: int, value_dim: int, kv_dtype: torch.dtype) -> Backend | None:
+def backend(dtype: torch.dtype, *, head_dim: int, kv_dtype: torch.dtype) -> Backend | None:
     """Return the backend for a model, or None if the kernels are not ready or cannot serve it.
 
     Args:
         dtype: Of queries and outputs.
         head_dim: Width of a key.
-        value_dim: Width of a value.
         kv_dtype: Of the caches.
     """
     library = build.library()

@@ -11,6 +11,7 @@ enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 struct CacheShape {
   int32_t block_size, num_kv_heads, head_dim, value_dim;
   int32_t dtype, packed;
+  int64_t num_blocks;
 };
 
 struct AttentionCall {
@@ -46,4 +47,4 @@ struct WriteCall {
 };
 
 // A failure is a return code: no exception crosses the interface.
-enum Status : int32_t { kOk = 0, kOutOfMemory = 1, kUnsupported = 2 };
+enum Status : int32_t { kOk = 0, kOutOfMemory = 1, kUnsupported = 2, kOutsideCache = 3 };

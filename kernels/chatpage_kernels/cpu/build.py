@@ -99,9 +99,11 @@ class Builder:
                 library = Library(compile_library(isa, compiler), isa.name)
             except (BuildError, OSError) as error:
                 problems.append(f"{isa.name}: {error}")
+                log.warning("The C++ kernels for %s cannot be built: %s", isa.name, error)
                 continue
             seconds = time.monotonic() - began
-            self._succeed(library, f"C++ kernels for {isa.name}, compiled in {seconds:.0f} s")
+            instead = f" (not for {'; '.join(problems)})" if problems else ""
+            self._succeed(library, f"C++ kernels for {isa.name}, compiled in {seconds:.0f} s{instead}")
             return
         self._fail("; ".join(problems))
 
@@ -117,9 +119,21 @@ class Builder:
 
 
 _builder = Builder()
-start = _builder.start
-wait = _builder.wait
-describe = _builder.describe
+
+
+def start() -> None:
+    """Begin to get the kernels for this process; see `Builder.start`."""
+    _builder.start()
+
+
+def wait(timeout: float | None = None) -> Library | None:
+    """Start, and wait until it is known whether there are kernels; see `Builder.wait`."""
+    return _builder.wait(timeout)
+
+
+def describe() -> str:
+    """Return what is the matter with the kernels of this process, for people."""
+    return _builder.describe()
 
 
 def library() -> Library | None:

@@ -101,9 +101,9 @@ void convert_block(const CacheShape& c, Part part, bool to_packed, Elem* block, 
 }
 
 template <class Elem>
-Status convert_all(void* cache, int64_t num_blocks, Part part, bool to_packed, const CacheShape& c, int num_threads) {
+Status convert_all(void* cache, Part part, bool to_packed, const CacheShape& c, int num_threads) {
   const int64_t size = block_elements(c, part == Part::kKeys ? c.head_dim : c.value_dim);
-  Queue blocks(num_blocks, 8);
+  Queue blocks(c.num_blocks, 8);
   std::atomic<bool> is_out_of_memory{false};
   auto body = [&] {
     Scratch memory;
@@ -120,20 +120,30 @@ Status convert_all(void* cache, int64_t num_blocks, Part part, bool to_packed, c
 
 }  // namespace
 
-API void chatpage_write_kv(const WriteCall* call) {
+// Refuses the call as a whole if a slot lies outside the cache.
+API int32_t chatpage_write_kv(const WriteCall* call) {
+  const int64_t num_slots = call->cache.num_blocks * call->cache.block_size;
+  for (int i = 0; i < call->num_tokens; ++i) {
+    if (call->slots[i] >= num_slots) return kOutsideCache;
+  }
   has_two_byte_elements(call->cache) ? write_all<uint16_t>(*call) : write_all<uint32_t>(*call);
+  return kOk;
 }
 
-// caches: keys and values of each layer in turn. copies: [num_copies, 3] source, destination, rows.
-API void chatpage_copy_blocks(void* const* caches, int32_t num_layers, const int64_t* copies, int32_t num_copies,
-                                     const CacheShape* c, int32_t num_threads) {
-  if (has_two_byte_elements(*c)) return copy_all<uint16_t>(caches, num_layers, copies, num_copies, *c, num_threads);
-  copy_all<uint32_t>(caches, num_layers, copies, num_copies, *c, num_threads);
+// caches: keys and values of each layer in turn. copies: [num_copies, 3] source, destination, rows; likewise refused as a whole.
+API int32_t chatpage_copy_blocks(void* const* caches, int32_t num_layers, const int64_t* copies, int32_t num_copies,
+                                 const CacheShape* c, int32_t num_threads) {
+  for (const int64_t* copy = copies; copy < copies + 3 * (int64_t)num_copies; copy += 3) {
+    const bool is_inside = std::min(copy[0], copy[1]) >= 0 && std::max(copy[0], copy[1]) < c->num_blocks;
+    if (!is_inside || copy[2] < 0 || copy[2] > c->block_size) return kOutsideCache;
+  }
+  has_two_byte_elements(*c) ? copy_all<uint16_t>(caches, num_layers, copies, num_copies, *c, num_threads)
+                            : copy_all<uint32_t>(caches, num_layers, copies, num_copies, *c, num_threads);
+  return kOk;
 }
 
-API int32_t chatpage_convert(void* cache, int64_t num_blocks, int32_t is_values, int32_t to_packed, const CacheShape* c,
-                                    int32_t num_threads) {
+API int32_t chatpage_convert(void* cache, int32_t is_values, int32_t to_packed, const CacheShape* c, int32_t num_threads) {
   const Part part = is_values ? Part::kValues : Part::kKeys;
-  if (has_two_byte_elements(*c)) return convert_all<uint16_t>(cache, num_blocks, part, to_packed, *c, num_threads);
-  return convert_all<uint32_t>(cache, num_blocks, part, to_packed, *c, num_threads);
+  if (has_two_byte_elements(*c)) return convert_all<uint16_t>(cache, part, to_packed, *c, num_threads);
+  return convert_all<uint32_t>(cache, part, to_packed, *c, num_threads);
 }

@@ -14,7 +14,7 @@ class Isa:
     """An instruction set the kernels are written for.
 
     Args:
-        name: "avx512_bf16", "avx512" or "avx2".
+        name: "avx512_bf16", "avx512_vnni", "avx512" or "avx2".
         needs: Flags of /proc/cpuinfo.
         options: Of the compiler.
     """
@@ -30,7 +30,8 @@ _AVX2_OPTIONS = ("-mavx2", "-mfma", "-mf16c")
 _AVX512_OPTIONS = (*_AVX2_OPTIONS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 
 ISAS = (  # best first
-    Isa("avx512_bf16", _AVX512 | {"avx512_bf16"}, (*_AVX512_OPTIONS, "-mavx512bf16")),
+    Isa("avx512_bf16", _AVX512 | {"avx512_vnni", "avx512_bf16"}, (*_AVX512_OPTIONS, "-mavx512vnni", "-mavx512bf16")),
+    Isa("avx512_vnni", _AVX512 | {"avx512_vnni"}, (*_AVX512_OPTIONS, "-mavx512vnni")),
     Isa("avx512", _AVX512, _AVX512_OPTIONS),
     Isa("avx2", _AVX2, _AVX2_OPTIONS),
 )

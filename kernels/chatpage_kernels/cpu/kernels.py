@@ -7,6 +7,7 @@ has to remember it. A step's plan is prepared once and used by every layer: a ca
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from chatpage_kernels.plan import AttentionPlan
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType of abi.h
 
 _GROUP = 16  # kGroup of tile.h: tokens that one load of packed keys holds
-_OUT_OF_MEMORY = 1
+_OUT_OF_MEMORY, _OUTSIDE_CACHE = 1, 3  # Status of abi.h
+_COPIES_PER_TEAM = 16  # copies of a block in one cache that make up for waking threads
+_MAX_PREPARED = 8  # a step has one plan for each kind of layer
 _WORK_PER_THREAD = 2048  # keys x rows x KV heads that make up for waking a thread
 
 
@@ -36,14 +39,13 @@ def why_unsupported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) ->
     return ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A plan with what its calls have in common."""
+    """A plan with what its calls have in common; it keeps alive what the call points at."""
 
     plan: AttentionPlan
-    signature: tuple[object, ...]
-    call: AttentionCall
     order: torch.Tensor
+    call: AttentionCall
     useful_threads: int
 
 
@@ -52,7 +54,8 @@ class CpuKernels:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._prepared: _Prepared | None = None
+        self._prepared: dict[tuple[object, ...], _Prepared] = {}
+        self._writes: dict[tuple[object, ...], WriteCall] = {}
 
     def paged_attention(
         self,
@@ -75,14 +78,17 @@ class CpuKernels:
         """
         if k_scale is not None or v_scale is not None:
             raise ValueError("k_scale and v_scale belong to 8-bit caches, which the C++ kernels do not read")
+        if not scale > 0:
+            raise ValueError(f"scale is {scale}; it must be above 0")
         if query.stride(2) != 1:
             query = query.contiguous()
-        strides = query.stride()
-        signature = (query.shape, strides, query.dtype, key_cache.shape, value_cache.shape, key_cache.dtype, sinks is None)
-        ready = self._prepared
-        if ready is None or ready.plan is not plan or ready.signature != signature:
+        layout = (query.shape, query.stride(), key_cache.shape, value_cache.shape)
+        key = (id(plan), layout, query.dtype, key_cache.dtype, value_cache.dtype, sinks is None)
+        ready = self._prepared.get(key)
+        if ready is None:
             check_attention(query, key_cache, value_cache, plan, sinks=sinks, k_scale=None, v_scale=None)
-            ready = self._prepared = _prepare(query, key_cache, value_cache, plan, signature)
+            _make_room(self._prepared)
+            ready = self._prepared[key] = _prepare(query, key_cache, value_cache, plan)
         _check_memory(key_cache, value_cache)
         call = ready.call
         out = query.new_empty(query.shape[0], query.shape[1], value_cache.shape[3])
@@ -105,25 +111,20 @@ class CpuKernels:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write one row of keys and values per token into its slot; see `reference.write_kv`."""
-        check_write(key, value, key_cache, value_cache, slot_mapping)
+        if key.stride(2) != 1 or value.stride(2) != 1:
+            key, value = key.contiguous(), value.contiguous()
+        layout = (key.shape, key.stride(), value.shape, value.stride(), key_cache.shape, value_cache.shape, slot_mapping.shape)
+        kind = (layout, key.dtype, value.dtype, key_cache.dtype, value_cache.dtype, slot_mapping.dtype)
+        call = self._writes.get(kind)
+        if call is None:
+            check_write(key, value, key_cache, value_cache, slot_mapping)
+            _make_room(self._writes)
+            call = self._writes[kind] = _prepare_write(key, value, key_cache, value_cache)
         _check_memory(key_cache, value_cache, slot_mapping)
-        key, value = _with_dense_rows(key), _with_dense_rows(value)
-        self.library.write_kv(
-            WriteCall(
-                key=key.data_ptr(),
-                value=value.data_ptr(),
-                key_cache=key_cache.data_ptr(),
-                value_cache=value_cache.data_ptr(),
-                slots=slot_mapping.data_ptr(),
-                key_row_stride=key.stride(0),
-                key_head_stride=key.stride(1),
-                value_row_stride=value.stride(0),
-                value_head_stride=value.stride(1),
-                num_tokens=slot_mapping.shape[0],
-                num_threads=torch.get_num_threads(),
-                cache=_cache_shape(key_cache, value_cache),
-            )
-        )
+        call.key, call.value, call.slots = key.data_ptr(), value.data_ptr(), slot_mapping.data_ptr()
+        call.key_cache, call.value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+        call.num_threads = torch.get_num_threads()
+        _raise_if_failed(self.library.write_kv(call))
 
     def copy_blocks(self, caches: Sequence[torch.Tensor], copies: torch.Tensor) -> None:
         """Copy the first rows of blocks to other blocks, in all caches; see `reference.copy_blocks`.
@@ -133,26 +134,39 @@ class CpuKernels:
             copies: int64 [n, 3] of (source block, destination block, number of rows).
         """
         check_copies(caches, copies)
-        if len(caches) % 2 or len({(cache.shape, cache.dtype) for cache in caches[::2]}) > 1:
+        if len(caches) % 2:
             raise ValueError(f"{len(caches)} caches were given; they must be the key and the value cache of each layer in turn")
-        if not caches or not len(copies):
-            return
-        copies = copies.contiguous()
         _check_memory(*caches)
-        pointers = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
-        shape = _cache_shape(caches[0], caches[1])
-        threads = torch.get_num_threads() if len(copies) > 1 or len(caches) > 16 else 1
-        self.library.copy_blocks(pointers, len(caches) // 2, copies.data_ptr(), len(copies), shape, threads)
+        copies = copies.contiguous()
+        by_shape: dict[tuple[object, ...], list[torch.Tensor]] = {}
+        for key_cache, value_cache in zip(caches[::2], caches[1::2], strict=True):
+            pair = (key_cache, value_cache)
+            by_shape.setdefault(tuple((cache.shape, cache.dtype) for cache in pair), []).extend(pair)
+        for alike in by_shape.values():
+            pointers = (ctypes.c_void_p * len(alike))(*(cache.data_ptr() for cache in alike))
+            shape = _cache_shape(alike[0], alike[1])
+            threads = torch.get_num_threads() if len(alike) * len(copies) >= _COPIES_PER_TEAM else 1
+            arguments = (pointers, len(alike) // 2, copies.data_ptr(), len(copies), shape, threads)
+            _raise_if_failed(self.library.copy_blocks(*arguments))
 
     def convert_cache(self, key_cache: torch.Tensor, value_cache: torch.Tensor, *, to_packed: bool = True) -> None:
-        """Rearrange the blocks of two caches in place, from the layout of the reference to that of these kernels or back."""
+        """Rearrange the blocks of two caches in place, from the layout of the reference to that of these kernels or back.
+
+        Args:
+            key_cache: [num_blocks, block_size, num_kv_heads, head_dim], or a slice of its blocks.
+            value_cache: [num_blocks, block_size, num_kv_heads, value_dim], likewise.
+            to_packed: False leads back to the layout of the reference, in which caches can be kept or sent elsewhere.
+
+        Raises:
+            MemoryError: There is no memory for one block of scratch per thread; blocks may then be in either layout.
+        """
         _check_memory(key_cache, value_cache)
         if not is_packed(key_cache):
             return
         shape = _cache_shape(key_cache, value_cache)
         for is_values, cache in enumerate((key_cache, value_cache)):
-            arguments = (cache.data_ptr(), cache.shape[0], is_values, to_packed, shape, torch.get_num_threads())
-            _raise_if_failed(self.library.convert(*arguments))
+            threads = torch.get_num_threads()
+            _raise_if_failed(self.library.convert(cache.data_ptr(), is_values, to_packed, shape, threads))
 
 
 def _prepare(
@@ -160,10 +174,11 @@ def _prepare(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     plan: AttentionPlan,
-    signature: tuple[object, ...],
 ) -> _Prepared:
-    if not query.is_cpu or query.dtype not in DTYPES or key_cache.dtype != query.dtype or value_cache.dtype != query.dtype:
-        raise ValueError(f"the C++ kernels need fp32, bf16 or fp16 tensors of one type on the CPU, not {query.dtype}")
+    _check_types(query, key_cache, value_cache)
+    last_block = int(plan.block_tables.max()) if plan.block_tables.numel() else -1
+    if last_block >= key_cache.shape[0]:
+        raise ValueError(f"the block tables name block {last_block}; the cache has {key_cache.shape[0]} blocks")
     num_items = int(plan.num_items)
     items = plan.items[:num_items].numpy()
     work = (items[:, 4] - items[:, 3]) * np.maximum(items[:, 1] * plan.group_size, 4)
@@ -188,17 +203,39 @@ def _prepare(
         cache=_cache_shape(key_cache, value_cache),
     )
     useful_threads = 1 + int(work.sum()) * key_cache.shape[2] // _WORK_PER_THREAD
-    return _Prepared(plan, signature, call, order, useful_threads)
+    return _Prepared(plan, order, call, useful_threads)
+
+
+def _prepare_write(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> WriteCall:
+    _check_types(key, key_cache, value_cache)
+    return WriteCall(
+        key_row_stride=key.stride(0),
+        key_head_stride=key.stride(1),
+        value_row_stride=value.stride(0),
+        value_head_stride=value.stride(1),
+        num_tokens=key.shape[0],
+        cache=_cache_shape(key_cache, value_cache),
+    )
+
+
+def _check_types(rows: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    if not rows.is_cpu or rows.dtype not in DTYPES or key_cache.dtype != rows.dtype or value_cache.dtype != rows.dtype:
+        raise ValueError(
+            f"the C++ kernels need fp32, bf16 or fp16 tensors of one type on the CPU, not {rows.dtype} on {rows.device} "
+            f"with caches of {key_cache.dtype} and {value_cache.dtype}"
+        )
+
+
+def _make_room(prepared: dict[tuple[object, ...], Any]) -> None:
+    """Forget the oldest entries of a dictionary of prepared calls."""
+    while len(prepared) >= _MAX_PREPARED:
+        prepared.pop(next(iter(prepared)))
 
 
 def _cache_shape(key_cache: torch.Tensor, value_cache: torch.Tensor) -> CacheShape:
-    _, block_size, num_kv_heads, head_dim = key_cache.shape
+    num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     dtype = DTYPES[key_cache.dtype]
-    return CacheShape(block_size, num_kv_heads, head_dim, value_cache.shape[3], dtype, is_packed(key_cache))
-
-
-def _with_dense_rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+    return CacheShape(block_size, num_kv_heads, head_dim, value_cache.shape[3], dtype, is_packed(key_cache), num_blocks)
 
 
 def _check_memory(*tensors: torch.Tensor) -> None:
@@ -210,5 +247,7 @@ def _check_memory(*tensors: torch.Tensor) -> None:
 def _raise_if_failed(status: int) -> None:
     if status == _OUT_OF_MEMORY:
         raise MemoryError("the C++ kernels could not get memory for partial results")
+    if status == _OUTSIDE_CACHE:
+        raise ValueError("a slot, a block or a number of rows lies outside the cache; nothing was written")
     if status:
         raise RuntimeError(f"the C++ kernels refused a call with status {status}")

@@ -20,6 +20,7 @@ class CacheShape(Structure):
         *((name, c_int32) for name in ("block_size", "num_kv_heads", "head_dim", "value_dim")),
         ("dtype", c_int32),
         ("packed", c_int32),
+        ("num_blocks", c_int64),
     )
 
 
@@ -52,9 +53,9 @@ class WriteCall(Structure):
 
 _FUNCTIONS = {
     "chatpage_attention": (c_int32, [POINTER(AttentionCall)]),
-    "chatpage_write_kv": (None, [POINTER(WriteCall)]),
-    "chatpage_copy_blocks": (None, [c_void_p, c_int32, c_void_p, c_int32, POINTER(CacheShape), c_int32]),
-    "chatpage_convert": (c_int32, [c_void_p, c_int64, c_int32, c_int32, POINTER(CacheShape), c_int32]),
+    "chatpage_write_kv": (c_int32, [POINTER(WriteCall)]),
+    "chatpage_copy_blocks": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, POINTER(CacheShape), c_int32]),
+    "chatpage_convert": (c_int32, [c_void_p, c_int32, c_int32, POINTER(CacheShape), c_int32]),
     "chatpage_read_memory": (c_double, [c_void_p, c_int64, c_int32]),
     "chatpage_multiply": (c_double, [c_int32, c_int64, c_int32]),
     "chatpage_use_openmp": (None, [c_void_p, c_void_p]),
@@ -100,7 +101,7 @@ class Library:
 def _torch_openmp() -> tuple[c_void_p, c_void_p] | None:
     """Return GOMP_parallel and GOMP_barrier of the OpenMP runtime that torch has loaded, None if it has none of the kind.
 
-    Looked up through torch's own library: its dependencies are searched with it, so this is its runtime, whatever its file name.
+    Looked up through torch's own library: its dependencies are searched with it, so this is its runtime, whatever its name.
     """
     torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:

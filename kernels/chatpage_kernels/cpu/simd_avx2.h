@@ -19,12 +19,16 @@ inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-
-// x * 2^n for n <= 0 through the exponent bits; what would be subnormal is 0.
+// x - floor(x) and x * 2^floor(n), for exponents that are not above 127; what would be subnormal is 0. In this order of the
+// arguments of max a NaN survives.
+inline Vec fraction(Vec x) {
+  x = max(set1(-200.f), x);
+  return sub(x, _mm256_floor_ps(x));
+}
 inline Vec scale2(Vec x, Vec n) {
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_max_ps(n, set1(-127.f))), _mm256_set1_epi32(127));
-  return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  const __m256i exponent = _mm256_cvtps_epi32(_mm256_floor_ps(_mm256_max_ps(n, set1(-127.f))));
+  const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23);
+  return mul(x, _mm256_castsi256_ps(bits));
 }
 
 inline float reduce_add(Vec x) {

@@ -19,7 +19,8 @@ inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x - floor(x), 0 for infinities; and x * 2^floor(n).
+inline Vec fraction(Vec x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF); }
 inline Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 inline float reduce_add(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(Vec x) { return _mm512_reduce_max_ps(x); }

@@ -24,6 +24,18 @@ struct Tile {
   int64_t key_step = 0, value_step = 0;
 };
 
+// What to fetch from memory while a tile is worked on: the next tile, cut into four shares of which strips of rows take some
+// each, so that the fetches spread over all the time that the tile takes.
+struct Fetch {
+  static constexpr int kShares = 4;
+  const char* key[kTileGroups];    // groups of the next tile
+  const char* value[kTileGroups];  // likewise
+  int64_t key_step = 0;            // bytes between the cache lines of a group of keys
+  int first_share = 0, num_shares = 0;
+
+  bool has(int share) const { return share % kShares >= first_share && share % kShares < first_share + num_shares; }
+};
+
 // Reads the KV of one head of one sequence, tile by tile.
 template <class Dot, class Store>
 class TileReader {
@@ -63,9 +75,16 @@ class TileReader {
     }
   }
 
-  // Where the keys of the group at `position` lie, to fetch them ahead; null if they are rebuilt or past the end.
-  const char* key_ahead(int position) const {
-    return key_in_place_ && position < hi_ ? (const char*)key_group(position) : nullptr;
+  // Returns false if there is no tile at `first`, or it will not be read in place.
+  bool find_fetch(int first, Fetch* fetch) const {
+    if (first >= hi_ || !key_in_place_ || !value_in_place_) return false;
+    fetch->key_step = (int64_t)c_.block_size * P * (int64_t)sizeof(Kv);
+    for (int g = 0; g < kTileGroups; ++g) {
+      const int position = std::min(first + g * kGroup, (hi_ - 1) / kGroup * kGroup);
+      fetch->key[g] = (const char*)key_group(position);
+      fetch->value[g] = (const char*)value_group(position);
+    }
+    return true;
   }
 
  private:

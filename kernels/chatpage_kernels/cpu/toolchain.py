@@ -5,13 +5,16 @@ so a reader needs no lock; the lock only keeps two processes from doing the same
 
 The name says what went in, so nothing is ever rebuilt in place:
 
-    attention-avx512_bf16-<sources, options, torch>-<compiler>.so
+    kernels-avx512_bf16-<sources, options, torch>-<compiler>.so
 """
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,6 +30,7 @@ SOURCES = Path(__file__).parent
 
 _OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 _COMPILE_SECONDS = 300.0
+_PATIENCE_SECONDS = _COMPILE_SECONDS + 10  # for a lock
 _POLL_SECONDS = 0.05
 
 
@@ -79,7 +83,7 @@ def find_built(isa: Isa, compiler: Compiler | None) -> Path | None:
     if compiler is not None:
         path = _library_path(isa, compiler)
         return path if path.is_file() else None
-    return next(iter(sorted(cache_dir().glob(f"attention-{isa.name}-{_sources_key(isa)}-*.so"))), None)
+    return next(iter(sorted(cache_dir().glob(f"kernels-{isa.name}-{_sources_key(isa)}-*.so"))), None)
 
 
 def compile_library(isa: Isa, compiler: Compiler) -> Path:
@@ -104,11 +108,14 @@ def _compile(isa: Isa, compiler: Compiler, target: Path) -> None:
     partial = target.with_suffix(f".{os.getpid()}.partial")
     sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
     command = [compiler.path, *_OPTIONS, *isa.options, "-w", *sources, "-o", str(partial)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    # In a session of its own, so that the programs which a compiler starts can be ended with it.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = functools.partial(_end, process)
+    atexit.register(end)  # the thread that waits here dies with the interpreter, and cleans nothing up
     try:
         # Answers are being computed meanwhile: they go first.
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+            os.setpriority(os.PRIO_PGRP, process.pid, 10)
         _, messages = process.communicate(timeout=_COMPILE_SECONDS)
         if process.returncode != 0:
             raise BuildError(f"{compiler.path} failed with code {process.returncode}: {_first_error(messages)}")
@@ -116,9 +123,18 @@ def _compile(isa: Isa, compiler: Compiler, target: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler.path} took longer than {_COMPILE_SECONDS:.0f} seconds") from error
     finally:
-        process.kill()  # does nothing to one that has ended
-        process.wait()
+        atexit.unregister(end)
+        end()
         partial.unlink(missing_ok=True)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
 
 
 def _first_error(messages: str) -> str:
@@ -135,7 +151,7 @@ def _lock(path: Path) -> Iterator[None]:
     import fcntl  # not on Windows, where no kernels are built
 
     with path.open("a") as stream:
-        deadline = time.monotonic() + _COMPILE_SECONDS + 10
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +171,7 @@ def _remove_leftovers(target: Path) -> None:
 
 def _library_path(isa: Isa, compiler: Compiler) -> Path:
     made_by = hashlib.sha256(f"{compiler.path}\n{compiler.version}".encode()).hexdigest()[:8]
-    return cache_dir() / f"attention-{isa.name}-{_sources_key(isa)}-{made_by}.so"
+    return cache_dir() / f"kernels-{isa.name}-{_sources_key(isa)}-{made_by}.so"
 
 
 def _sources_key(isa: Isa) -> str:

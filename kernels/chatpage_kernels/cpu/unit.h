@@ -13,7 +13,8 @@ template <class Dot>
 struct UnitScratch {
   typename Dot::Act* query;        // [rows, head_dim]
   float* out;                      // [rows, padded value_dim]
-  RowState* state;                 // [rows]
+  float* peak;                     // [rows] maximum so far, in base 2
+  simd::Vec* weight;               // [rows] sum of exp2(score - peak) so far, lane by lane
   int* position;                   // [rows]
   float* scores;                   // [kRows, kTileTokens]
   typename Dot::Act* probability;  // [kRows, kTileTokens]
@@ -33,7 +34,8 @@ struct UnitScratch {
     UnitScratch* to = s != nullptr ? s : &none;
     place(&to->query, (size_t)rows * c.head_dim);
     place(&to->out, (size_t)rows * round_up(c.value_dim, kGroup));
-    place(&to->state, rows);
+    place(&to->peak, rows);
+    place(&to->weight, rows);
     place(&to->position, rows);
     place(&to->scores, (size_t)Dot::kRows * kTileTokens);
     place(&to->probability, (size_t)Dot::kRows * kTileTokens);
@@ -76,9 +78,7 @@ class Unit {
     Tile<Dot> tile;
     for (int first = lo_ / kGroup * kGroup; first < hi_; first += kTileTokens) {
       reader_.read(first, &tile);
-      const char* ahead[kTileGroups];
-      for (int g = 0; g < tile.num_groups; ++g) ahead[g] = reader_.key_ahead(first + kTileTokens + g * kGroup);
-      run_strips(tile, ahead);
+      run_strips(tile, first + kTileTokens);
     }
     for (int r = 0; r < num_rows_; ++r) finish_row(r, partials);
   }
@@ -92,25 +92,30 @@ class Unit {
         s_.query[(size_t)r * c_.head_dim + d] = convert<Store, typename Dot::Act>(from[d]);
       }
       s_.position[r] = call_.row_positions[row];
-      s_.state[r] = RowState{};
+      s_.peak[r] = kNegInf;
+      s_.weight[r] = simd::zero();
     }
     std::memset(s_.out, 0, sizeof(float) * num_rows_ * padded_);
   }
 
   // Strips of at most kRows rows, as even as they go: 8 rows are 4 + 4, not 6 + 2.
-  void run_strips(const Tile<Dot>& tile, const char* const* ahead) {
-    static const char* const nothing[kTileGroups] = {};
+  void run_strips(const Tile<Dot>& tile, int next) {
     const int num_strips = (num_rows_ + Dot::kRows - 1) / Dot::kRows;
+    Fetch fetch;
+    const bool has_next = reader_.find_fetch(next, &fetch);
+    const int shares = has_next ? (Fetch::kShares + num_strips - 1) / num_strips : 0;
     for (int i = 0; i < num_strips; ++i) {
       const int begin = num_rows_ * i / num_strips, end = num_rows_ * (i + 1) / num_strips;
-      run_strip<Dot::kRows>(tile, begin, end - begin, i == 0 ? ahead : nothing, i == 0);
+      fetch.first_share = i * shares;
+      fetch.num_shares = fetch.first_share < Fetch::kShares ? shares : 0;
+      run_strip<Dot::kRows>(tile, begin, end - begin, fetch);
     }
   }
 
   template <int R>
-  void run_strip(const Tile<Dot>& tile, int row0, int num, const char* const* ahead, bool fetch) {
+  void run_strip(const Tile<Dot>& tile, int row0, int num, const Fetch& fetch) {
     if constexpr (R > 1) {
-      if (num < R) return run_strip<R - 1>(tile, row0, num, ahead, fetch);
+      if (num < R) return run_strip<R - 1>(tile, row0, num, fetch);
     }
     const int span = tile.num_groups * kGroup;
     int lo[R], hi[R], min_lo = span, max_hi = 0;
@@ -128,33 +133,31 @@ class Unit {
 
     simd::Vec peak[R];
     for (int r = 0; r < R; ++r) peak[r] = simd::set1(kNegInf);
-    const simd::Vec scale = simd::set1(call_.scale * kLog2E);
-    score_groups<Dot, R>(s_.query + (size_t)row0 * c_.head_dim, c_.head_dim, tile, begin, end, scale, s_.scores, peak, fetch);
-    float decay[R];
-    for (int r = 0; r < R; ++r) {
-      float* scores = s_.scores + r * kTileTokens;
-      typename Dot::Act* probability = s_.probability + r * kTileTokens;
-      if (lo[r] >= hi[r]) {  // this row sees nothing here
-        decay[r] = 1.f;
-        std::memset(probability + begin * kGroup, 0, sizeof(*probability) * (end - begin) * kGroup);
-        continue;
+    score_groups<Dot, R>(s_.query + (size_t)row0 * c_.head_dim, c_.head_dim, tile, begin, end, s_.scores, peak, fetch);
+    float scale = call_.scale * kLog2E, decay[R];
+    if (has_edges) {
+      for (int r = 0; r < R; ++r) {
+        float* scores = s_.scores + r * kTileTokens;
+        peak[r] = mask_row(scores, begin * kGroup, end * kGroup, lo[r], hi[r], scale, call_.softcap * kLog2E);
       }
-      if (has_edges) peak[r] = mask_row(scores, begin * kGroup, end * kGroup, lo[r], hi[r], call_.softcap * kLog2E);
-      decay[r] = exponentiate_row<Dot>(scores, probability, begin * kGroup, end * kGroup, peak[r], &s_.state[row0 + r]);
+      if (call_.softcap > 0.f) scale = 1.f;
     }
-    value_groups<Dot, R>(s_.probability, tile, begin, end, decay, s_.out + (size_t)row0 * padded_, padded_, ahead,
-                         tile.key_step * (int64_t)sizeof(typename Dot::Kv));
+    raise_peaks<R>(peak, scale, s_.peak + row0, decay);
+    for (int r = 0; r < R; ++r) {
+      exponentiate_row<Dot>(s_.scores + r * kTileTokens, s_.probability + r * kTileTokens, begin * kGroup, end * kGroup, scale,
+                            s_.peak[row0 + r], decay[r], &s_.weight[row0 + r]);
+    }
+    value_groups<Dot, R>(s_.probability, tile, begin, end, decay, s_.out + (size_t)row0 * padded_, padded_, fetch);
   }
 
   void finish_row(int r, const Partials& partials) {
     const int64_t head = head_ * group_ + r % group_;
     float* out = s_.out + (size_t)r * padded_;
-    const RowState& state = s_.state[r];
-    float weight = simd::reduce_add(state.weight), peak = state.peak, keep = 1.f;
+    float weight = simd::reduce_add(s_.weight[r]), peak = s_.peak[r], keep = 1.f;
     if (part_ < 0 && call_.sinks != nullptr) {
       const float sink = call_.sinks[head] * kLog2E;
       peak = std::max(peak, sink);
-      keep = std::exp2(state.peak - peak);
+      keep = std::exp2(s_.peak[r] - peak);
       weight = weight * keep + std::exp2(sink - peak);
     }
     const float factor = weight == 0.f ? 0.f : keep / weight;

@@ -1,0 +1,164 @@
+"""The `chatpage` command. The only place that knows every part.
+
+Invariants: a `ChatpageError` becomes one line on stderr and an exit code, never a traceback: 2 if the user can mend it by
+asking differently, else 1; 130 after Ctrl-C. What is heavy is imported by the command that needs it, so `--help` is instant.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatpage.cli_flags import with_engine_flags, with_sampling_flags
+from chatpage.config import DEFAULT_MODEL, EngineConfig
+from chatpage.errors import ChatpageError, ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError
+from chatpage.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from chatpage.engine.core import Engine
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_USER_MISTAKES = (InvalidRequestError, ConfigError, ModelNotFoundError, UnsupportedModelError)
+
+app = typer.Typer(
+    name="chatpage",
+    help="A chat whose conversations are trees: fork anything, regenerate for free, stream n samples side by side.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; the console script."""
+    try:
+        app()
+    except ChatpageError as error:
+        sys.exit(report_error(error))
+
+
+def report_error(error: ChatpageError) -> int:
+    """Print an error as one line on stderr and return the exit code for it."""
+    print("chatpage: " + " ".join(str(error).split()), file=sys.stderr)
+    return EXIT_USAGE if isinstance(error, _USER_MISTAKES) else EXIT_ERROR
+
+
+@app.command()
+@with_engine_flags
+@with_sampling_flags("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", temperature=0.8, top_p=0.95)
+def chat(
+    *,
+    config: EngineConfig,
+    params: SamplingParams,
+    system: Annotated[str | None, typer.Option(help="the system prompt")] = None,
+) -> None:
+    """Chat in the terminal; /help shows how to branch."""
+    from rich.console import Console
+
+    from chatpage.terminal.chat import Chat
+    from chatpage.terminal.text import check_unicode
+
+    system = None if system is None else check_unicode(system, "--system")
+    engine = _load(config)
+    Chat(engine, Console(highlight=False), params=params, model_name=_name_of(config), system=system).run()
+
+
+@app.command()
+@with_engine_flags
+@with_sampling_flags("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "logprobs", max_tokens=512)
+def generate(
+    *,
+    source: Annotated[str | None, typer.Argument(metavar="[-]", help="- reads the prompt from stdin")] = None,
+    config: EngineConfig,
+    params: SamplingParams,
+    prompt: Annotated[str | None, typer.Option(help="the prompt")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="a UTF-8 file with the prompt")] = None,
+    system: Annotated[str | None, typer.Option(help="the system prompt")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="send the prompt as it is, without the chat template")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object at the end instead of text")] = False,
+) -> None:
+    """Answer one prompt on stdout."""
+    from chatpage.generate import print_reply, read_prompt, render
+    from chatpage.terminal.reply import for_chat
+    from chatpage.terminal.text import check_unicode
+
+    text = read_prompt(prompt, prompt_file, source)
+    if raw and system is not None:
+        raise InvalidRequestError("--raw sends the prompt alone; leave --system out, or write it into the prompt.")
+    system = None if system is None else check_unicode(system, "--system")
+    engine = _load(config)
+    token_ids = render(engine, text, system, raw=raw)
+    params = params if raw else for_chat(engine, params)
+    if not print_reply(engine, token_ids, params, model_name=_name_of(config), as_json=as_json):
+        sys.exit(EXIT_INTERRUPTED)
+
+
+@app.command()
+@with_engine_flags
+def bench(
+    *,
+    config: EngineConfig,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the numbers as JSON")] = None,
+    workloads: Annotated[str, typer.Option(help="which to run, such as W1,W4")] = "W1,W2,W3,W4,W5,W6,W7",
+    repeat: Annotated[int, typer.Option(min=1, help="runs of each; medians are reported")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="a tenth of the lengths, one run")] = False,
+    counters: Annotated[bool, typer.Option("--counters", help="only count tokens, rows and bytes; fail if one is off")] = False,
+) -> None:
+    """Measure chatpage beside plain transformers, or check what is never computed twice."""
+    from rich.console import Console
+
+    from chatpage.bench import report
+    from chatpage.bench.workloads import parse_names
+
+    console = Console(highlight=False)
+    names = parse_names(workloads)
+    engine = _load(config)
+    if counters:
+        if not report.run_counters(engine, console, json_file=json_file):
+            sys.exit(EXIT_ERROR)
+        return
+    report.run_times(engine, console, names, repeat=1 if quick else repeat, is_quick=quick, json_file=json_file)
+
+
+@app.command()
+@with_engine_flags
+def doctor(*, config: EngineConfig) -> None:
+    """Say what this machine has and what chatpage will use."""
+    from rich.console import Console
+
+    from chatpage.doctor import run_doctor
+
+    run_doctor(config, Console(highlight=False))
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="show the version")] = False) -> None:
+    if version:
+        from chatpage import __version__
+
+        print(f"chatpage {__version__}")
+        raise typer.Exit
+
+
+def _load(config: EngineConfig) -> "Engine":
+    from rich.console import Console
+
+    # The status line goes to stderr, so that stdout holds only what was asked for.
+    with Console(stderr=True).status(f"loading {config.model} …"):
+        from chatpage.engine.core import Engine
+
+        return Engine.load(config)
+
+
+def _name_of(config: EngineConfig) -> str:
+    """Name the model for people."""
+    if config.model == DEFAULT_MODEL:
+        from chatpage.engine.models.default_model import MODEL_NAME
+
+        return MODEL_NAME.removesuffix(".gguf")
+    return Path(config.model).stem if config.model.endswith(".gguf") else config.model

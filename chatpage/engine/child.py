@@ -1,0 +1,152 @@
+"""The child process of `ProcessEngine`: an engine, and the pipe it obeys.
+
+Invariants: the child lives as long as its parent holds the pipe; signals of the terminal are the parent's business. Commands
+run between two steps, in order; each is answered at once; the events of a step go out as one message.
+
+    parent ──> [Command, Command, ...] ──> engine          child ──> Report(replies, events) ──> parent
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from chatpage.config import EngineConfig
+from chatpage.engine.stats import EngineInfo
+from chatpage.errors import ChatpageError, EngineStepError
+from chatpage.events import Event
+
+if TYPE_CHECKING:
+    from chatpage.engine.core import Engine
+
+Load = Callable[[EngineConfig | None], "Engine"]
+METHODS = frozenset({"add_request", "fork", "abort", "prefix_cost", "pin", "unpin", "stats", "block_map"})
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A call of a method of `Engine`; one of `METHODS`."""
+
+    call_id: int
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a command returned or raised."""
+
+    call_id: int
+    result: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The engine is ready."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened since the last report."""
+
+    replies: tuple[Reply, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The engine could not be loaded, or a step of it went wrong beyond repair; the child ends."""
+
+    error: Exception
+
+
+def load_engine(config: EngineConfig | None) -> "Engine":
+    """Load the model of `config`; torch is first imported here, in the child."""
+    from chatpage.engine.core import Engine
+
+    return Engine.load(config)
+
+
+def main(pipe: Connection, load: Load, config: EngineConfig | None) -> None:
+    """Run in the child until the parent says so, or is gone."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="chatpage-watch-parent", daemon=True).start()
+    try:
+        _main(pipe, load, config)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        # The parent is gone, and with it whoever wants the output of this process.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends, a moment later
+
+
+def _end_with_parent() -> None:
+    """End at once when the parent is gone, even while a model loads, which can take minutes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _main(pipe: Connection, load: Load, config: EngineConfig | None) -> None:
+    try:
+        engine = load(config)
+    except Exception as error:  # noqa: BLE001 - `start` raises it
+        pipe.send(Died(portable(error)))
+        return
+    pipe.send(Loaded(engine.info()))
+    try:
+        _serve(engine, pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:  # noqa: BLE001 - every reader and caller is told by the parent
+        pipe.send(Died(portable(error)))
+
+
+def _serve(engine: "Engine", pipe: Connection) -> None:
+    while True:
+        while not engine.has_work or pipe.poll():
+            commands = pipe.recv()
+            if commands is None:
+                return
+            pipe.send(Report(replies=tuple(_obey(engine, command) for command in commands)))
+        if events := engine.step():
+            pipe.send(Report(events=tuple(events)))
+
+
+def _obey(engine: "Engine", command: Command) -> Reply:
+    assert command.method in METHODS
+    try:
+        return Reply(command.call_id, getattr(engine, command.method)(*command.args, **command.kwargs))
+    except Exception as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
+        return Reply(command.call_id, error=portable(error))
+
+
+def portable(error: Exception) -> Exception:
+    """Return the error itself if it is one of ours and survives the pipe, else one of ours that says the same."""
+    if isinstance(error, ChatpageError):
+        try:
+            pickle.loads(pickle.dumps(error))
+            return error
+        except Exception:  # noqa: BLE001 - whatever it is, the text is enough
+            return EngineStepError(str(error))
+    return EngineStepError(f"{type(error).__name__}: {error}")
+
+
+def _reduce_mapping(mapping: "MappingProxyType[Any, Any]") -> tuple[type, tuple[dict[Any, Any]]]:
+    return MappingProxyType, (dict(mapping),)
+
+
+# Sampling params hold their logit bias read-only, which pickle does not know. Only pickles of multiprocessing are concerned.
+ForkingPickler.register(MappingProxyType, _reduce_mapping)

@@ -1,0 +1,193 @@
+"""From a path of nodes, and what a run begins with, to the prompt of the engine.
+
+Invariants: what a model generated enters a prompt as its token ids, never as text that is tokenised again, as long as the same
+model answers; rendering happens on a thread of its own, so the event loop never waits for a tokenizer.
+
+    reply        [ path ............ ][ input ] [ prefill ..   goes on
+    regenerate   [ path to the parent ........] [ prefill ..   goes on
+    continue     [ path to the parent ........] [ the reply .. goes on
+    fork         [ path to the parent ........] [ its first k tokens .. goes on
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from chatpage.engine.detokenizer import Detokenizer, special_token_ids
+from chatpage.engine.stats import EngineInfo
+from chatpage.errors import ContextLengthError, InvalidParameterError, InvalidRequestError
+from chatpage.prompt import Message, Prompt, PromptPrefix, render_prompt
+from chatpage.server.views import RunRequest
+from chatpage.store.records import Node, NodeId, Role, RunKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KEPT_PREFIXES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The reply that a run goes on with: its text, its tokens if a model wrote them, and how many of them count (None: all)."""
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+    num_kept: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request means on a path: the history, the node that the samples hang below, and what they begin with."""
+
+    history: tuple[Node, ...]
+    parent_id: NodeId | None
+    begun: Begun | None = None
+    node: Node | None = None  # continue only: the reply that goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt for the engine, and the part at its end that belongs to the reply."""
+
+    prompt: Prompt
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+class PromptMaker:
+    """Renders prompts with one tokenizer, and remembers the latest prefixes that the engine computed.
+
+    Args:
+        tokenizer: Of the model that answers.
+        info: The engine that will compute the prompts.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", info: EngineInfo) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._special = special_token_ids(tokenizer)
+        self._known: OrderedDict[NodeId, PromptPrefix] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chatpage-prompt")
+
+    def find_target(self, request: RunRequest, path: Sequence[Node]) -> Target:
+        """Say what a request is about.
+
+        Args:
+            request: Any request of a run.
+            path: From the root to its `parent_id`; empty if it has none.
+
+        Raises:
+            InvalidRequestError: The message that was named cannot be answered, made anew or go on.
+        """
+        last = path[-1] if path else None
+        begun = Begun(request.prefill) if request.prefill else None
+        if last is None or request.kind is RunKind.REPLY:
+            if request.input is None and last is not None and last.role is Role.ASSISTANT:
+                raise InvalidRequestError("A reply cannot be answered without an input: send one, or continue the reply.")
+            return Target(tuple(path), None if last is None else last.id, begun)
+        if last.role is not Role.ASSISTANT:
+            if request.kind is RunKind.REGENERATE:
+                return Target(tuple(path), last.id, begun)
+            raise InvalidRequestError(f"Only a reply can {request.kind}; the message {last.id} is a {last.role} message.")
+        history, above = tuple(path[:-1]), path[-2].id if len(path) > 1 else None
+        if request.kind is RunKind.REGENERATE:
+            return Target(history, above, begun)
+        whole = Begun(last.text, last.token_ids if self.is_ours(last) else None, request.branch_at_token)
+        return Target(history, above, whole, last if request.kind is RunKind.CONTINUE else None)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+    async def render(
+        self, target: Target, input: str | None, variables: Mapping[str, Any], *, add_generation_prompt: bool = True
+    ) -> Rendered:
+        """Render the prompt of a target.
+
+        Args:
+            target: From `find_target`.
+            input: The user's message after the history.
+            variables: For the chat template.
+            add_generation_prompt: Open a reply at the end.
+
+        Raises:
+            InvalidRequestError: The template refuses the conversation.
+            InvalidParameterError: There are fewer tokens than are to be kept.
+            ContextLengthError: The prompt leaves no room for an answer.
+        """
+        messages = [self._message(node) for node in target.history]
+        if input is not None:
+            messages.append(Message("user", input))
+        known = next((self._known[node.id] for node in reversed(target.history) if node.id in self._known), None)
+
+        def work() -> Rendered:
+            if target.begun is None:
+                return Rendered(self._render(messages, known, variables, add_generation_prompt=add_generation_prompt))
+            return self._render_begun(messages, target.begun, known, variables)
+
+        rendered = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        num_tokens, limit = len(rendered.prompt.token_ids), self._info.max_model_len
+        if num_tokens >= limit:
+            raise ContextLengthError(
+                f"The conversation has {num_tokens} tokens, but the context of the model holds {limit}, the answer included: "
+                "shorten it, or branch off at an earlier message."
+            )
+        return rendered
+
+    def remember(self, node_id: NodeId, rendered: Rendered, generated_ids: Sequence[int]) -> None:
+        """Note that the engine computed a prompt and a reply to it, which is now the text of a node."""
+        ids = list(generated_ids)
+        while ids and ids[-1] in self._special:
+            ids.pop()  # the template ends a reply in its own way
+        self._known[node_id] = rendered.prompt.followed_by(ids)
+        self._known.move_to_end(node_id)
+        while len(self._known) > KEPT_PREFIXES:
+            self._known.popitem(last=False)
+
+    def without_end(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens of a reply without the special ones at its end, after which a model would not go on."""
+        num_text = len(token_ids)
+        while num_text and token_ids[num_text - 1] in self._special:
+            num_text -= 1
+        return tuple(token_ids[:num_text])
+
+    def is_ours(self, node: Node) -> bool:
+        """Whether the tokens of a node mean something to the model that answers now."""
+        return node.num_tokens > 0 and node.model == self._info.model and max(node.token_ids) < self._info.vocab_size
+
+    def _message(self, node: Node) -> Message:
+        has_ids = node.role is Role.ASSISTANT and self.is_ours(node)
+        return Message(str(node.role), node.text, node.token_ids if has_ids else None)
+
+    def _render(
+        self, messages: Sequence[Message], known: PromptPrefix | None, variables: Mapping[str, Any], **options: bool
+    ) -> Prompt:
+        return render_prompt(self._tokenizer, messages, known=known, template_variables=variables, **options)
+
+    def _render_begun(
+        self, messages: Sequence[Message], begun: Begun, known: PromptPrefix | None, variables: Mapping[str, Any]
+    ) -> Rendered:
+        if begun.num_kept is not None:
+            begun = self._cut(messages, begun, known, variables)
+        if not begun.text and not begun.token_ids:
+            return Rendered(self._render(messages, known, variables))
+        reply = Message("assistant", begun.text, begun.token_ids)
+        prompt = self._render([*messages, reply], known, variables, continue_final=True)
+        start, stop = prompt.spans[-1]
+        return Rendered(prompt, begun.text, prompt.token_ids[start:stop])
+
+    def _cut(
+        self, messages: Sequence[Message], begun: Begun, known: PromptPrefix | None, variables: Mapping[str, Any]
+    ) -> Begun:
+        """Keep the first tokens of a reply and the text that is theirs; a character cut in two is left to what follows."""
+        whole = self._render_begun(messages, replace(begun, num_kept=None), known, variables)
+        kept = begun.num_kept or 0
+        if kept > len(whole.token_ids):
+            raise InvalidParameterError(
+                f"branch_at_token is {kept}, but the reply has {len(whole.token_ids)} tokens of text: choose fewer."
+            )
+        before = whole.prompt.token_ids[: len(whole.prompt.token_ids) - len(whole.token_ids)]
+        text, _ = Detokenizer(self._tokenizer, before).append(whole.token_ids[:kept])
+        return Begun(text, whole.token_ids[:kept])

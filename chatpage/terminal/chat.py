@@ -1,0 +1,206 @@
+"""The terminal chat: reads lines, runs them on the engine, grows the tree.
+
+Invariants: the tree changes only once a request was accepted, so an error leaves the conversation as it was; every reply that
+said something is kept, however it ended.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from chatpage.engine.core import Engine
+from chatpage.errors import ChatpageError, EngineStepError, InvalidRequestError
+from chatpage.events import Event, TokenDelta
+from chatpage.prompt import Message, Prompt, PromptPrefix, render_prompt
+from chatpage.sampling_params import SamplingParams
+from chatpage.terminal import commands
+from chatpage.terminal.columns import LiveColumns
+from chatpage.terminal.conversation import Conversation, Node, NodeId
+from chatpage.terminal.input import LineReader
+from chatpage.terminal.reply import Reply, for_chat, run_request
+from chatpage.terminal.text import clean, count, format_bytes
+
+_PROMPT = "› "
+
+
+class Chat:
+    """One conversation in a terminal.
+
+    Args:
+        params: How to sample; `n` is the number of samples of every answer.
+        model_name: Shown to people and written into saved files.
+    """
+
+    def __init__(
+        self, engine: Engine, console: Console, *, params: SamplingParams, model_name: str, system: str | None = None
+    ) -> None:
+        self.engine = engine
+        self.console = console
+        self.params = params
+        self.model_name = model_name
+        self.conversation = Conversation()
+        self.reader = LineReader(console)
+        self.is_over = False
+        self.saved_files: set[Path] = set()
+        self.computed: dict[NodeId, PromptPrefix] = {}  # of each reply, every token from the start of its conversation on
+        self._choices: tuple[Node, ...] = ()
+        if system:
+            self.set_system(system)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Talk until the input ends or a person quits."""
+        self._greet()
+        while not self.is_over:
+            try:
+                line = self.reader.read(self._prompt_text())
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                self.note("\nCtrl-C stops a reply; leave with /quit or Ctrl-D.")
+                continue
+            except ChatpageError as error:
+                self.complain(error)
+                continue
+            self.obey(line)
+
+    def obey(self, line: str) -> None:
+        """Do what one line says: choose a sample, run a command, or answer a message."""
+        choices, self._choices = self._choices, ()
+        try:
+            if choices and line.strip().isdecimal():
+                self._choose(choices, int(line))
+            elif line.startswith("/") and not line.startswith("//"):
+                commands.run(self, line)
+            elif line.strip():
+                self.say(line.removeprefix("/") if line.startswith("//") else line)
+        except ChatpageError as error:
+            self.complain(error)
+
+    def say(self, text: str, *, parent_id: NodeId | None = None, is_first: bool = False) -> None:
+        """Add a message of the user below `parent_id` (default: the tip) and answer it."""
+        parent_id = parent_id if is_first or parent_id is not None else self.conversation.tip
+        self._answer([*self.conversation.path(parent_id)], question=(parent_id, text))
+
+    def answer(self, question: Node, *, n: int | None = None) -> None:
+        """Generate another reply, or n of them, to a message of the user."""
+        self._answer([*self.conversation.path(question.id)], parent_id=question.id, n=n)
+
+    def extend(self, reply: Node, token_ids: Sequence[int], text: str) -> None:
+        """Generate siblings of a reply that start with `token_ids` (their text is `text`)."""
+        start = dataclasses.replace(reply, token_ids=tuple(token_ids), text=text)
+        before = self.conversation.path(reply.parent_id)
+        self._answer([*before, start], parent_id=reply.parent_id, start=start)
+
+    def set_system(self, text: str) -> None:
+        """Start a branch with another system prompt at the start of the conversation."""
+        self.conversation.go(self.conversation.add(None, "system", text).id)
+
+    # -- answering -------------------------------------------------------------------------------------------------
+
+    def _answer(
+        self,
+        path: list[Node],
+        *,
+        question: tuple[NodeId | None, str] | None = None,
+        parent_id: NodeId | None = None,
+        start: Node | None = None,
+        n: int | None = None,
+    ) -> None:
+        """Generate replies to a path, after `question` was added to it, or as continuations of `start`."""
+        messages = [Message(node.role, node.text, node.token_ids) for node in path]
+        if question is not None:
+            messages.append(Message("user", question[1]))
+        earlier = [node.id for node in path if node is not start and node.id in self.computed]
+        known = self.computed[earlier[-1]] if earlier else None
+        prompt = render_prompt(self.engine.tokenizer, messages, continue_final=start is not None, known=known)
+        self._warn_of_break(prompt)
+        params = for_chat(self.engine, dataclasses.replace(self.params, n=self.params.n if n is None else n))
+        reply = self._show(prompt, params, start)
+        if reply.failure is not None and not reply.num_tokens:
+            raise EngineStepError(reply.failure.message)
+        if question is not None:
+            parent_id = self.conversation.add(question[0], "user", question[1]).id
+        self._keep(reply, prompt, parent_id, start)
+
+    def _keep(self, reply: Reply, prompt: Prompt, parent_id: NodeId | None, start: Node | None) -> None:
+        before = prompt.token_ids[prompt.spans[-1][0] :] if start else ()
+        nodes = []
+        for sample in reply.samples:
+            node = self.conversation.add(
+                parent_id,
+                "assistant",
+                (start.text if start else "") + sample.text,
+                token_ids=(*before, *sample.token_ids),
+                finish_reason=sample.finish_reason,
+            )
+            self.computed[node.id] = prompt.followed_by(sample.token_ids)
+            nodes.append(node)
+        self.conversation.go(nodes[0].id)
+        self._choices = tuple(nodes) if len(nodes) > 1 else ()
+        self.note(reply.summary())
+        if reply.failure is not None:
+            self.complain(reply.failure.message)
+
+    def _show(self, prompt: Prompt, params: SamplingParams, start: Node | None) -> Reply:
+        if params.n == 1:
+            return self._show_one(prompt, params, start)
+        with LiveColumns(self.console, params.n) as columns:
+            reply = run_request(self.engine, prompt.token_ids, params, lambda _, reply: columns.update(reply))
+            columns.print_all(reply)
+        return reply
+
+    def _show_one(self, prompt: Prompt, params: SamplingParams, start: Node | None) -> Reply:
+        def show(event: Event, _: Reply) -> None:
+            if isinstance(event, TokenDelta):
+                self._write(event.text)
+
+        if start is not None:
+            self._write(start.text, "dim")
+        reply = run_request(self.engine, prompt.token_ids, params, show)
+        self.console.print()
+        return reply
+
+    def _write(self, text: str, style: str = "") -> None:
+        """Print a piece of a reply where the last one ended."""
+        self.console.print(Text(clean(text), style), end="", soft_wrap=True)
+
+    def _choose(self, choices: Sequence[Node], number: int) -> None:
+        if not 1 <= number <= len(choices):
+            self._choices = tuple(choices)
+            raise InvalidRequestError(f"There is no sample {number}; choose 1 to {len(choices)}, or write a message.")
+        self.conversation.go(choices[number - 1].id)
+        self.note(f"Goes on from sample {number}, #{choices[number - 1].id}; the others stay in the tree.")
+
+    def _warn_of_break(self, prompt: Prompt) -> None:
+        if found := prompt.prefix_break:
+            self.note(
+                f"From token {found.token_index:,} on the prompt is not what was computed before: {found.reason}. "
+                f"{count(found.num_tokens_lost, 'token')} must be computed again."
+            )
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Print a dim line."""
+        self.console.print(Text(clean(text), "dim"), soft_wrap=True)
+
+    def complain(self, error: ChatpageError | str) -> None:
+        """Print what went wrong; the chat goes on."""
+        self.console.print(Text(clean(str(error)), "red"), soft_wrap=True)
+
+    def _greet(self) -> None:
+        memory = self.engine.memory()
+        tokens = memory.num_blocks * memory.block_size
+        self.console.print(Text.assemble(("chatpage", "bold cyan"), f"  {self.model_name}"), soft_wrap=True)
+        self.note(
+            f"context {count(self.engine.max_model_len, 'token')} · KV cache {count(tokens, 'token')} in "
+            f"{count(memory.num_blocks, 'block')}, {format_bytes(memory.bytes_total)} · /help shows the commands"
+        )
+
+    def _prompt_text(self) -> str:
+        return f"1-{len(self._choices)} {_PROMPT}" if self._choices else _PROMPT

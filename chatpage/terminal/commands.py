@@ -1,0 +1,281 @@
+"""The slash commands of the chat.
+
+Invariant: a command either does all it says or raises a `ChatpageError` and changes nothing.
+"""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from chatpage.errors import InvalidParameterError, InvalidRequestError
+from chatpage.sampling_params import SamplingParams
+from chatpage.terminal import save, split
+from chatpage.terminal.conversation import Node
+from chatpage.terminal.kv_view import render_memory, render_stats
+from chatpage.terminal.reply import holding
+from chatpage.terminal.text import clean
+from chatpage.terminal.tree_view import render_tree
+
+if TYPE_CHECKING:
+    from chatpage.terminal.chat import Chat
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a command is written, what it does, and who does it."""
+
+    usage: str
+    help: str
+    run: Callable[["Chat", str], None]
+
+
+def run(chat: "Chat", line: str) -> None:
+    """Run one line that starts with a slash.
+
+    Raises:
+        ChatpageError: There is no such command, or it cannot do what was asked.
+    """
+    name, _, argument = line[1:].partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise InvalidRequestError(f"There is no command /{name}; /help lists them. To send a line with a slash, write two.")
+    command.run(chat, argument.strip())
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _regenerate(chat: "Chat", argument: str) -> None:
+    reply = _last(chat, "assistant", "There is no reply to regenerate yet; write a message first.")
+    assert reply.parent_id is not None
+    chat.answer(chat.conversation.node(reply.parent_id), n=_number(argument, "/regenerate [N]") if argument else None)
+
+
+def _samples(chat: "Chat", argument: str) -> None:
+    _change_params(chat, "n", _number(argument, "/samples N"))
+
+
+def _continue(chat: "Chat", argument: str) -> None:
+    _refuse_argument(argument, "/continue")
+    reply = _tip_reply(chat, "There is no reply to continue; write a message first.")
+    ends = chat.engine.model.runner.eos_token_ids
+    token_ids = list(split.token_ids_of(chat.engine.tokenizer, reply))
+    if token_ids and token_ids[-1] in ends:
+        token_ids.pop()
+    chat.extend(reply, token_ids, reply.text)
+
+
+def _fork(chat: "Chat", argument: str) -> None:
+    words = _split_words(argument)
+    at = words.index("at") if "at" in words else None
+    target, place = (words, None) if at is None else (words[:at], " ".join(words[at + 1 :]))
+    if len(target) > 1 or place == "":
+        raise InvalidRequestError("Write /fork [NODE] [at WORD or TOKEN], such as /fork 4 at 12 or /fork at however.")
+    node = chat.conversation.node(_node_number(target[0])) if target else _tip_reply(chat, "There is nothing to fork yet.")
+    if place is not None:
+        if node.role != "assistant":
+            raise InvalidRequestError(f"#{node.id} is a {node.role} message; change it with /edit #{node.id}.")
+        token_ids, text = split.split_reply(chat.engine.tokenizer, node, place)
+        chat.note(f"Branches off #{node.id} after {len(token_ids)} of its tokens.")
+        chat.extend(node, token_ids, text)
+    elif node.role == "user":
+        chat.answer(node)
+    else:
+        chat.conversation.go(node.id)
+        chat.note(f"The next message starts a branch at #{node.id}; what is there stays.")
+
+
+def _edit(chat: "Chat", argument: str) -> None:
+    first, _, rest = argument.partition(" ")
+    node = _last(chat, "user", "There is no message to edit yet.")
+    if first.startswith("#"):
+        node, argument = chat.conversation.node(_node_number(first)), rest.strip()
+    text = argument or _ask_for_edit(chat, node)
+    if node.role == "user":
+        chat.say(text, parent_id=node.parent_id, is_first=node.parent_id is None)
+    else:
+        chat.conversation.go(chat.conversation.add(node.parent_id, node.role, text).id)
+        chat.note(f"#{chat.conversation.tip} stands beside #{node.id}; the next message follows it.")
+
+
+def _ask_for_edit(chat: "Chat", node: Node) -> str:
+    if not chat.reader.can_prefill:
+        raise InvalidRequestError("Write the new text: /edit [#NODE] TEXT.")
+    text = chat.reader.read("edit › ", prefill=clean(node.text)).strip()
+    if not text:
+        raise InvalidRequestError("The new text is empty; nothing was changed.")
+    return text
+
+
+def _system(chat: "Chat", argument: str) -> None:
+    if argument:
+        chat.set_system(argument)
+        chat.note("A new branch starts with this system prompt; earlier ones stay in the tree.")
+        return
+    path = chat.conversation.active_path
+    has_system = bool(path) and path[0].role == "system"
+    chat.note(path[0].text if has_system else "There is no system prompt here; set one with /system TEXT.")
+
+
+# -- the tree --------------------------------------------------------------------------------------------------------
+
+
+def _tree(chat: "Chat", argument: str) -> None:
+    _refuse_argument(argument, "/tree")
+    chat.console.print(render_tree(chat.conversation))
+
+
+def _go(chat: "Chat", argument: str) -> None:
+    if not argument:
+        raise InvalidRequestError("Write /go NODE; /tree shows the numbers.")
+    node = chat.conversation.node(_node_number(argument))
+    chat.conversation.go(chat.conversation.latest_leaf(node.id))
+    for shown in chat.conversation.active_path[-2:]:
+        chat.console.print(Text.assemble((f"#{shown.id} {shown.role}  ", "bold"), clean(shown.text)), soft_wrap=True)
+
+
+def _save(chat: "Chat", argument: str) -> None:
+    if not argument:
+        raise InvalidRequestError("Write /save FILE.json for the whole tree, or /save FILE.md for the active branch.")
+    path = Path(argument).expanduser().absolute()
+    save.save(chat.conversation, chat.model_name, path, may_replace=path in chat.saved_files)
+    chat.saved_files.add(path)
+    chat.note(f"Saved to {path}.")
+
+
+# -- numbers and settings --------------------------------------------------------------------------------------------
+
+
+def _stats(chat: "Chat", argument: str) -> None:
+    _refuse_argument(argument, "/stats")
+    chat.console.print(render_stats(chat.engine.stats()))
+
+
+def _kv(chat: "Chat", argument: str) -> None:
+    _refuse_argument(argument, "/kv")
+    branches = [chat.computed[leaf.id].token_ids for leaf in chat.conversation.leaves if leaf.id in chat.computed]
+    with holding(chat.engine, branches):
+        report, blocks = chat.engine.memory(), chat.engine.block_map()
+    chat.console.print(render_memory(report, blocks, len(branches), chat.console.width))
+
+
+def _set(chat: "Chat", argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if not name:
+        table = Table.grid(padding=(0, 2))
+        for field in dataclasses.fields(SamplingParams):
+            table.add_row(field.name, _show_value(getattr(chat.params, field.name)))
+        chat.console.print(table)
+        return
+    known = [field.name for field in dataclasses.fields(SamplingParams)]
+    if name not in known:
+        raise InvalidParameterError(f"There is no sampling parameter {name!r}; known are {', '.join(known)}.")
+    if not value.strip():
+        raise InvalidParameterError(f"Write /set {name} VALUE; now it is {_show_value(getattr(chat.params, name))}.")
+    _change_params(chat, name, _parse_value(name, value.strip()))
+
+
+def _show_value(value: object) -> str:
+    if isinstance(value, str | int | float | None):
+        return json.dumps(value)
+    return json.dumps(dict(value) if hasattr(value, "keys") else list(value), ensure_ascii=False)  # type: ignore[call-overload]
+
+
+def _parse_value(name: str, text: str) -> object:
+    """Read a value as JSON, so that numbers, null and lists are what they look like; anything else is a string."""
+    try:
+        value = json.loads(text, parse_constant=lambda constant: constant)
+    except json.JSONDecodeError:
+        value = text
+    if name == "stop" and isinstance(value, str):
+        return (value,)
+    if name == "logit_bias" and isinstance(value, dict):
+        return {_number(token_id, '/set logit_bias {"TOKEN": BIAS}'): bias for token_id, bias in value.items()}
+    return value
+
+
+def _change_params(chat: "Chat", name: str, value: object) -> None:
+    try:
+        chat.params = dataclasses.replace(chat.params, **{name: value})  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InvalidParameterError(f"{name} cannot be {value!r}.") from error
+    chat.note(f"{name} is {_show_value(getattr(chat.params, name))}.")
+
+
+def _help(chat: "Chat", argument: str) -> None:
+    _refuse_argument(argument, "/help")
+    table = Table.grid(padding=(0, 2))
+    for command in COMMANDS.values():
+        table.add_row(Text(command.usage, "cyan"), command.help)
+    chat.console.print(table)
+    chat.note("A line that ends with \\ goes on in the next. After n samples, a number chooses one. Ctrl-C stops a reply.")
+
+
+def _quit(chat: "Chat", argument: str) -> None:
+    _refuse_argument(argument, "/quit")
+    chat.is_over = True
+
+
+# -- reading arguments -----------------------------------------------------------------------------------------------
+
+
+def _last(chat: "Chat", role: str, problem: str) -> Node:
+    """The last message of a role on the active path."""
+    node = next((node for node in reversed(chat.conversation.active_path) if node.role == role), None)
+    if node is None:
+        raise InvalidRequestError(problem)
+    return node
+
+
+def _tip_reply(chat: "Chat", problem: str) -> Node:
+    path = chat.conversation.active_path
+    if not path or path[-1].role != "assistant":
+        raise InvalidRequestError(problem)
+    return path[-1]
+
+
+def _number(text: str, usage: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise InvalidParameterError(f"{text!r} is not a whole number; write {usage}.")
+    return int(text)
+
+
+def _node_number(text: str) -> int:
+    return _number(text.removeprefix("#"), "the number of a node, as /tree shows it")
+
+
+def _split_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"Cannot read {text!r}: {error}.") from error
+
+
+def _refuse_argument(argument: str, usage: str) -> None:
+    if argument:
+        raise InvalidRequestError(f"{usage} takes nothing after it, but there is {argument!r}.")
+
+
+COMMANDS = {
+    "regenerate": Command("/regenerate [N]", "answer the last message again, N times side by side", _regenerate),
+    "samples": Command("/samples N", "give N samples of every answer", _samples),
+    "continue": Command("/continue", "go on with a reply that was stopped or cut off", _continue),
+    "fork": Command("/fork [NODE] [at WORD|TOKEN]", "branch off a message, or inside a reply before a word or token", _fork),
+    "edit": Command("/edit [#NODE] [TEXT]", "say the last message (or NODE) differently, beside the original", _edit),
+    "tree": Command("/tree", "show every branch", _tree),
+    "go": Command("/go NODE", "go to the branch of a node, at its end", _go),
+    "system": Command("/system [TEXT]", "show the system prompt, or start a branch with another one", _system),
+    "stats": Command("/stats", "show what the engine computed and reused", _stats),
+    "kv": Command("/kv", "show the KV memory of this conversation and the map of all blocks", _kv),
+    "set": Command("/set [NAME VALUE]", "show or change sampling parameters", _set),
+    "save": Command("/save FILE", "write the tree (.json) or the active branch (.md)", _save),
+    "help": Command("/help", "show this", _help),
+    "quit": Command("/quit", "leave", _quit),
+}

@@ -1,0 +1,174 @@
+"""Runs: recorded with their nodes before the first token, started once, and taken back when they come to nothing."""
+
+import pytest
+
+from chatpage.errors import ConflictError, InvalidRequestError, NotFoundError
+from chatpage.store import LOCAL_USER, Conversation, NodeId, NodeStatus, RunKind, RunStatus, Store
+from tests.store.helpers import add, assistant, shown, tree_of, user
+
+
+def test_a_run_is_there_with_all_its_nodes_before_the_first_token(store: Store, conversation: Conversation) -> None:
+    started = store.start_run(
+        *(LOCAL_USER, conversation.id, None),
+        kind=RunKind.REPLY,
+        n=3,
+        input=user("question"),
+        params={"temperature": 0.5},
+        model="smol",
+    )
+    tree = tree_of(store, conversation.id)
+    samples = [sample.node_id for sample in started.run.samples]
+    assert started.run == store.get_run(LOCAL_USER, started.run.id)
+    assert tree.children[started.run.input_node_id] == tuple(samples)
+    assert {tree.nodes[node_id].status for node_id in samples} == {NodeStatus.STREAMING}
+    assert {(tree.nodes[node_id].model, tree.nodes[node_id].params["temperature"]) for node_id in samples} == {("smol", 0.5)}
+    assert tree.active_leaf() == samples[0]
+    (change,) = started.changes
+    assert [node.id for node in change.nodes] == [started.run.input_node_id, *samples]
+    assert change.conversation.version == 2
+
+
+def test_the_same_client_message_starts_one_run(store: Store, conversation: Conversation) -> None:
+    """A client that did not hear back sent again, and the question stood there twice."""
+    first = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("q"), client_msg_id="m1")
+    again = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("q"), client_msg_id="m1")
+    assert (first.is_new, again.is_new, again.changes) == (True, False, ())
+    assert again.run == first.run
+    assert len(tree_of(store, conversation.id).nodes) == 2
+
+
+def test_two_users_may_use_the_same_client_message_id(store: Store, conversation: Conversation) -> None:
+    other = store.create_user("bob").id
+    theirs = store.create_conversation(other)
+    first = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, client_msg_id="m1")
+    second = store.start_run(other, theirs.id, None, kind=RunKind.REPLY, client_msg_id="m1")
+    assert second.is_new
+    with pytest.raises(NotFoundError, match="There is no run"):
+        store.get_run(other, first.run.id)
+
+
+def test_regenerating_adds_siblings_and_shows_the_first(store: Store, conversation: Conversation) -> None:
+    question = add(store, conversation, None, "question")
+    old = add(store, conversation, question, assistant("old"))
+    run = store.start_run(LOCAL_USER, conversation.id, question, kind=RunKind.REGENERATE, n=2).run
+    tree = tree_of(store, conversation.id)
+    assert tree.siblings(old) == (old, run.samples[0].node_id, run.samples[1].node_id)
+    assert tree.active_leaf() == run.samples[0].node_id
+
+
+def test_a_prefill_is_what_every_sample_begins_with(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.FORK, n=2, text="Once upon", token_ids=[5, 6]).run
+    for sample in run.samples:
+        assert sample.num_prefix_tokens == 2
+        store.append_partial(sample.node_id, f" {sample.sample}", [7])
+    tree = tree_of(store, conversation.id)
+    assert [(node.text, node.token_ids) for node in tree.in_order()] == [("Once upon 0", (5, 6, 7)), ("Once upon 1", (5, 6, 7))]
+
+
+def test_continuing_a_cut_reply_goes_on_in_place(store: Store, conversation: Conversation) -> None:
+    reply = add(store, conversation, None, assistant("cut", token_ids=[1], status=NodeStatus.INTERRUPTED))
+    started = store.start_run(LOCAL_USER, conversation.id, reply, kind=RunKind.CONTINUE)
+    assert [(sample.node_id, sample.num_prefix_tokens) for sample in started.run.samples] == [(reply, 1)]
+    store.finish_node(reply, NodeStatus.COMPLETE, text=" and mended", token_ids=[2])
+    assert shown(store, conversation.id) == ["cut and mended"]
+
+
+@pytest.mark.parametrize(("status", "n"), [(NodeStatus.COMPLETE, 1), (NodeStatus.ABORTED, 2)])
+def test_continuing_otherwise_makes_siblings_that_begin_with_the_same_tokens(
+    store: Store, conversation: Conversation, status: NodeStatus, n: int
+) -> None:
+    question = add(store, conversation, None, "question")
+    reply = add(store, conversation, question, assistant("so far", token_ids=[1, 2], status=status))
+    run = store.start_run(LOCAL_USER, conversation.id, reply, kind=RunKind.CONTINUE, n=n).run
+    tree = tree_of(store, conversation.id)
+    assert run.parent_id == question
+    assert tree.siblings(reply) == (reply, *(sample.node_id for sample in run.samples))
+    assert {(tree.nodes[s.node_id].text, tree.nodes[s.node_id].token_ids) for s in run.samples} == {("so far", (1, 2))}
+    assert tree.nodes[reply].status is status
+
+
+@pytest.mark.parametrize("n", [0, 65])
+def test_n_out_of_range_is_refused(store: Store, conversation: Conversation, n: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"n is {n}; it must be between 1 and 64"):
+        store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=n)
+
+
+def test_continuing_takes_no_input_and_no_prefill(store: Store, conversation: Conversation) -> None:
+    reply = add(store, conversation, None, assistant("x"))
+    with pytest.raises(InvalidRequestError, match="neither an input nor a prefill"):
+        store.start_run(LOCAL_USER, conversation.id, reply, kind=RunKind.CONTINUE, input=user("y"))
+    with pytest.raises(InvalidRequestError, match="neither an input nor a prefill"):
+        store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.CONTINUE)
+
+
+def test_a_run_that_cannot_start_leaves_nothing_behind(store: Store, conversation: Conversation) -> None:
+    with pytest.raises(NotFoundError):
+        store.start_run(LOCAL_USER, conversation.id, NodeId("gone"), kind=RunKind.REPLY, input=user("question"))
+    with pytest.raises(InvalidRequestError):
+        store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("question"), token_ids=[-1])
+    assert tree_of(store, conversation.id).nodes == {}
+    assert store.list_runs(LOCAL_USER, conversation.id) == ()
+
+
+def test_a_run_ends_once(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=2).run
+    ended = store.finish_run(run.id, RunStatus.COMPLETE, usage={"prompt_tokens": 3}, sum_logprobs=[-1.5, None])
+    assert (ended.status, ended.usage) == (RunStatus.COMPLETE, {"prompt_tokens": 3})
+    assert [sample.sum_logprob for sample in ended.samples] == [-1.5, None]
+    assert ended.finished_at is not None
+    with pytest.raises(ConflictError, match="has ended already: it is complete"):
+        store.finish_run(run.id, RunStatus.ERROR)
+    with pytest.raises(NotFoundError, match="There is no run gone"):
+        store.finish_run(type(run.id)("gone"), RunStatus.ERROR)
+
+
+def test_a_failed_regeneration_leaves_no_orphan_and_shows_what_was_shown(store: Store, conversation: Conversation) -> None:
+    """A regeneration the model refused left an empty reply with no parent, and the conversation would not open again."""
+    question = add(store, conversation, None, "question")
+    first = add(store, conversation, question, assistant("first"))
+    add(store, conversation, question, assistant("second"))
+    store.choose_node(LOCAL_USER, conversation.id, first)
+    before = tree_of(store, conversation.id)
+    run = store.start_run(LOCAL_USER, conversation.id, question, kind=RunKind.REGENERATE, n=3).run
+    changes = store.discard_run(run.id, error_code="context_length_exceeded", error_message="too long")
+    assert {node_id for change in changes for node_id in change.removed} == {sample.node_id for sample in run.samples}
+    after = tree_of(store, conversation.id)
+    assert (after.nodes, after.children) == (before.nodes, before.children)
+    assert shown(store, conversation.id) == ["question", "first"]
+    failed = store.get_run(LOCAL_USER, run.id)
+    assert (failed.status, failed.error_code, failed.error_message) == ("error", "context_length_exceeded", "too long")
+    assert changes[-1].conversation.version == store.get_conversation(LOCAL_USER, conversation.id).version
+
+
+def test_a_failed_reply_keeps_the_users_message(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("question")).run
+    store.discard_run(run.id, error_code="engine_dead", error_message="gone")
+    assert shown(store, conversation.id) == ["question"]
+
+
+def test_a_failed_continuation_leaves_the_reply_as_it_was(store: Store, conversation: Conversation) -> None:
+    reply = add(store, conversation, None, assistant("cut", token_ids=[1], status=NodeStatus.ABORTED))
+    run = store.start_run(LOCAL_USER, conversation.id, reply, kind=RunKind.CONTINUE).run
+    store.discard_run(run.id, error_code="engine_dead", error_message="gone")
+    node = store.get_node(LOCAL_USER, conversation.id, reply)
+    assert (node.text, node.status) == ("cut", NodeStatus.ABORTED)
+
+
+def test_discarding_keeps_what_was_generated_or_answered(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=3).run
+    grown, answered, empty = (sample.node_id for sample in run.samples)
+    store.append_partial(grown, "text", [1])
+    add(store, conversation, answered, "but")
+    store.discard_run(run.id, error_code="engine_step_failed", error_message="oops")
+    tree = tree_of(store, conversation.id)
+    assert tree.children[None] == (grown, answered)
+    assert {tree.nodes[grown].status, tree.nodes[answered].status} == {NodeStatus.ERROR}
+    assert empty not in tree.nodes
+
+
+def test_runs_left_running_are_interrupted_at_the_next_start(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY).run
+    store.close()
+    with Store(store.path) as again:
+        assert again.get_run(LOCAL_USER, run.id).status is RunStatus.INTERRUPTED
+        assert [found.id for found in again.list_runs(LOCAL_USER, conversation.id)] == [run.id]

@@ -1,0 +1,294 @@
+"""The terminal chat on a tiny model: what a session does to the tree, and that nothing a person types ends it."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chatpage.engine.core import Engine
+from chatpage.sampling_params import SamplingParams
+from chatpage.terminal.chat import Chat
+from tests.engine.engines import assert_whole, tiny_engine
+from tests.terminal.pseudo_terminal import CTRL_C, CTRL_D, PseudoTerminal
+from tests.tiny_models import tiny_llama_folder
+
+PROMPT = "› "
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return tiny_engine(check_integrity=False)
+
+
+@pytest.fixture
+def talk(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that runs a session from piped lines and gives the chat and what it printed."""
+
+    def run(*lines: str | bytes, width: int = 100, system: str | None = None, **params: Any) -> tuple[Chat, str]:
+        data = b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        console = Console(file=io.StringIO(), width=width, highlight=False)
+        settings = {"temperature": 1.0, "max_tokens": 6, "ignore_eos": True, "seed": 3} | params
+        chat = Chat(engine, console, params=SamplingParams(**settings), model_name="tiny", system=system)
+        chat.run()
+        assert isinstance(console.file, io.StringIO)
+        assert_whole(engine)
+        return chat, console.file.getvalue()
+
+    return run
+
+
+def _roles(chat: Chat) -> list[str]:
+    return [node.role for node in chat.conversation.active_path]
+
+
+def test_a_message_gets_an_answer_and_a_line_of_numbers(talk: Any) -> None:
+    chat, shown = talk("hello there", "and more")
+    assert _roles(chat) == ["user", "assistant", "user", "assistant"]
+    assert "› hello there" in shown
+    numbers = [line for line in shown.splitlines() if line.startswith("prompt ")]
+    assert len(numbers) == 2
+    for part in ("cached", "computed", "shared", "first token", "6 tokens"):
+        assert part in numbers[1]
+
+
+def test_a_next_turn_computes_only_what_is_new(talk: Any, engine: Engine) -> None:
+    engine.clear_cache()
+    before = engine.stats().computed_tokens
+    chat, _ = talk("hello there", "and more")
+    last = chat.conversation.active_path[-1]
+    # The last token of each reply was sampled but never fed to the model.
+    assert engine.stats().computed_tokens - before == len(chat.computed[last.id].token_ids) - 1
+
+
+def test_regenerating_adds_a_sibling_and_computes_no_prompt(talk: Any) -> None:
+    chat, shown = talk("hello", "/set seed null", "/regenerate")
+    assert [len(chat.conversation.siblings(node.id)) for node in chat.conversation.active_path] == [1, 2]
+    assert chat.conversation.tip == 3
+    assert ", 0 computed" in shown.splitlines()[-1]
+
+
+def test_samples_are_siblings_and_a_number_chooses_one(talk: Any) -> None:
+    chat, shown = talk("/samples 3", "hello", "3", "go on")
+    replies = chat.conversation.children(chat.conversation.nodes[0].id)
+    assert len(replies) == 3
+    assert len({reply.token_ids for reply in replies}) == 3
+    assert chat.conversation.active_path[1] == replies[2]
+    assert len(chat.conversation.children(replies[2].id)) == 1
+    assert "1-3 › 3" in shown
+
+
+def test_a_number_that_is_no_sample_is_refused_and_can_be_tried_again(talk: Any) -> None:
+    chat, shown = talk("hello", "/regenerate 2", "7", "2")
+    assert "There is no sample 7; choose 1 to 2" in shown
+    assert chat.conversation.tip == 4
+
+
+def test_without_samples_a_number_is_a_message(talk: Any) -> None:
+    chat, _ = talk("42")
+    assert chat.conversation.nodes[0].text == "42"
+
+
+def test_a_fork_inside_a_reply_keeps_its_first_tokens(talk: Any) -> None:
+    chat, _ = talk("hello", "/set seed 4", "/fork at 3")
+    original, branch = chat.conversation.children(chat.conversation.nodes[0].id)
+    assert branch.token_ids[:3] == original.token_ids[:3]
+    assert branch.token_ids[3:] != original.token_ids[3:]
+    assert len(branch.token_ids) == 3 + 6
+    assert chat.conversation.tip == branch.id
+
+
+def test_forking_at_a_message_makes_the_next_one_its_child(talk: Any) -> None:
+    chat, _ = talk("one", "two", "/fork 2", "other")
+    assert [node.text for node in chat.conversation.children(chat.conversation.node(2).id)] == ["two", "other"]
+
+
+def test_forking_at_a_question_answers_it_again(talk: Any) -> None:
+    chat, _ = talk("one", "two", "/fork #1")
+    assert len(chat.conversation.children(chat.conversation.node(1).id)) == 2
+    assert _roles(chat) == ["user", "assistant"]
+
+
+def test_editing_a_message_makes_a_sibling_and_keeps_what_hangs_below_the_original(talk: Any) -> None:
+    chat, _ = talk("one", "two", "/edit #1 uno", "/go 1")
+    first, edited = chat.conversation.children(None)
+    assert (first.text, edited.text) == ("one", "uno")
+    assert [node.text for node in chat.conversation.active_path[::2]] == ["one", "two"]
+
+
+def test_editing_the_last_message_computes_only_from_the_edit(talk: Any) -> None:
+    _, shown = talk("the same long beginning, then A", "/edit the same long beginning, then B")
+    first, second = (line for line in shown.splitlines() if line.startswith("prompt "))
+    assert first.split(":")[0] == second.split(":")[0]
+    # The letter and what the template writes behind it: <|im_end|> \n <|im_start|> assistant \n
+    assert f"{1 + 2 + 1 + len('assistant') + 1} computed" in second
+
+
+def test_editing_a_reply_puts_words_into_its_mouth(talk: Any) -> None:
+    chat, _ = talk("hello", "/edit #2 I would rather sing", "please do")
+    edited = chat.conversation.active_path[1]
+    assert (edited.role, edited.text, edited.token_ids) == ("assistant", "I would rather sing", None)
+
+
+def test_continuing_goes_on_where_the_reply_ended(talk: Any) -> None:
+    chat, _ = talk("hello", "/continue")
+    short, longer = chat.conversation.children(chat.conversation.nodes[0].id)
+    assert short.is_partial
+    assert longer.token_ids[: len(short.token_ids)] == short.token_ids
+    assert len(longer.token_ids) == 12
+
+
+def test_continuing_equals_answering_at_once(talk: Any) -> None:
+    in_parts, _ = talk("hello", "/continue", temperature=0.0)
+    at_once, _ = talk("hello", temperature=0.0, max_tokens=12)
+    assert in_parts.conversation.node(3).token_ids == at_once.conversation.node(2).token_ids
+
+
+def test_another_system_prompt_starts_a_branch(talk: Any) -> None:
+    chat, shown = talk("hi", "/system be brief", "hi", "/system", system="be kind")
+    assert [node.text for node in chat.conversation.children(None)] == ["be kind", "be brief"]
+    assert _roles(chat) == ["system", "user", "assistant"]
+    assert shown.splitlines()[-1] == "be brief"
+
+
+def test_the_first_message_can_be_edited_without_a_system_prompt(talk: Any) -> None:
+    chat, _ = talk("one", "/edit uno")
+    assert [node.text for node in chat.conversation.children(None)] == ["one", "uno"]
+
+
+def test_stats_kv_tree_and_help_are_shown(talk: Any) -> None:
+    _, shown = talk("hello", "/regenerate 2", "/kv", "/stats", "/tree", "/help", "/set")
+    for part in ("without sharing", "█ shared", "generated tokens", "├── #2 assistant", "/fork [NODE]", "frequency_penalty"):
+        assert part in shown
+
+
+def test_the_kv_of_branches_counts_what_they_share_once(talk: Any, engine: Engine) -> None:
+    engine.clear_cache()
+    chat, shown = talk("hello", "/regenerate 3", "/kv")
+    prompt = len(chat.computed[chat.conversation.node(2).id].token_ids) - 6
+    held = int(next(line for line in shown.splitlines() if line.startswith("held ")).split()[1])
+    # Four replies of which 5 tokens have rows; each may have the partial tail of the prompt once more.
+    assert prompt < held <= prompt + 4 * 5 + 3 * (prompt % engine.config.block_size)
+
+
+def test_a_line_that_ends_with_a_backslash_goes_on(talk: Any) -> None:
+    chat, _ = talk("first \\", "second")
+    assert chat.conversation.nodes[0].text == "first \nsecond"
+
+
+def test_two_slashes_send_a_line_with_one(talk: Any) -> None:
+    chat, _ = talk("//etc/hosts is what?")
+    assert chat.conversation.nodes[0].text == "/etc/hosts is what?"
+
+
+def test_saved_files_can_be_saved_again_but_others_stay(talk: Any, tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("precious", encoding="utf-8")
+    talk("hello", f"/save {tmp_path}/a.json", "more", f"/save {tmp_path}/a.json", f"/save {tmp_path}/other.md")
+    assert len(json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["nodes"]) == 4
+    assert (tmp_path / "other.md").read_text(encoding="utf-8") == "precious"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("/bogus", "no command /bogus"),
+        ("/regenerate", "no reply to regenerate"),
+        ("/continue", "no reply to continue"),
+        ("/fork", "nothing to fork"),
+        ("/fork 1 2 3", "Write /fork"),
+        ("/fork 'open", "Cannot read"),
+        ("/edit x", "no message to edit"),
+        ("/edit #9 x", "no message to edit"),
+        ("/go", "Write /go NODE"),
+        ("/go x", "not a whole number"),
+        ("/go 9", "no messages yet"),
+        ("/samples 0", "n is 0; it must be between 1 and 64"),
+        ("/samples many", "not a whole number"),
+        ("/set temperature -1", "must be in [0, 100]"),
+        ("/set temperature hot", "must be a finite number"),
+        ("/set temperature NaN", "must be a finite number"),
+        ("/set nope 1", "no sampling parameter 'nope'"),
+        ("/set top_p", "Write /set top_p VALUE"),
+        ('/set stop ["a", ""]', "empty string"),
+        ("/set stop 5", "stop"),
+        ("/set logit_bias 5", "logit_bias"),
+        ('/set logit_bias {"x": 1}', "not a whole number"),
+        ("/save", "Write /save FILE"),
+        ("/tree all", "takes nothing after it"),
+        (b"caf\xe9", "not valid UTF-8: byte 0xe9 at position 3"),
+        ("x" * 40_000, "leave room for an answer"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_the_chat_goes_on(talk: Any, line: str | bytes, problem: str) -> None:
+    chat, shown = talk(line, "hello")
+    assert problem in shown
+    assert _roles(chat) == ["user", "assistant"]
+    assert len(chat.conversation) == 2
+
+
+def test_more_samples_than_the_engine_runs_at_once_are_refused_and_nothing_is_added(talk: Any) -> None:
+    chat, shown = talk("/samples 64", "hello")
+    assert "at most 32 sequences run at once" in shown
+    assert len(chat.conversation) == 0
+
+
+def test_escape_sequences_in_a_pasted_text_are_not_echoed(talk: Any) -> None:
+    _, shown = talk("look \x1b]0;owned\x07 here", "/tree", "/go 1")
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def _chat_arguments(*flags: str) -> list[str]:
+    model = ("--model", str(tiny_llama_folder()), "--device", "cpu", "--dtype", "float32", "--kv-memory", "8MiB", "--threads", "1")
+    return ["-m", "chatpage", "chat", *model, *flags]
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_stops_a_reply_keeps_its_text_and_the_chat_goes_on() -> None:
+    with PseudoTerminal(_chat_arguments("--max-tokens", "1500")) as terminal:
+
+        def ask(line: str, answer: str, after: int) -> int:
+            terminal.send(line)
+            return terminal.expect(PROMPT, after=terminal.expect(answer, after=after))
+
+        at = terminal.expect(PROMPT)
+        at = ask("/set ignore_eos true\r", "ignore_eos is true", at)
+        terminal.send("hello\r")
+        at = terminal.expect("hello\r\n", after=at)
+        terminal.expect_more(20, after=at)
+        at = ask(CTRL_C, "stopped", at)
+        at = ask("/set max_tokens 4\r", "max_tokens is 4.", at)
+        at = ask("/continue\r", "4 tokens", at)
+        at = ask(CTRL_C, "leave with /quit", at)
+        ask("/tree\r", "◀ here", at)
+        terminal.send(CTRL_D)
+        assert terminal.wait() == 0
+        assert "Traceback" not in terminal.screen
+
+
+@pytest.mark.timeout(240)
+def test_eight_samples_stream_side_by_side_on_a_wide_terminal() -> None:
+    with PseudoTerminal(_chat_arguments("--max-tokens", "30", "-n", "8"), columns=200) as terminal:
+        terminal.expect(PROMPT)
+        terminal.send("hello\r")
+        at = terminal.expect("1-8 ")
+        headers = [line for line in terminal.screen[:at].splitlines() if line.count("─ ") >= 8 or line.count(" tok") == 8]
+        assert len(headers) > 1, "the columns were not drawn while the samples streamed"
+        terminal.send("/quit\r")
+        assert terminal.wait() == 0
+
+
+@pytest.mark.timeout(240)
+def test_no_color_means_no_color() -> None:
+    with PseudoTerminal(_chat_arguments("--max-tokens", "4"), NO_COLOR="1") as terminal:
+        terminal.expect(PROMPT)
+        terminal.send("hello\r")
+        terminal.expect("4 tokens")
+        terminal.send("/quit\r")
+        assert terminal.wait() == 0
+        colors = [f"\x1b[{code}m" for code in (31, 32, 36, "1;32", "1;36")]
+        assert not any(color in terminal.screen for color in colors)
