@@ -104,25 +104,28 @@ def bench(
     *,
     config: EngineConfig,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the numbers as JSON")] = None,
-    workloads: Annotated[str, typer.Option(help="which to run, such as W1,W4")] = "W1,W2,W3,W4,W5,W6,W7",
-    repeat: Annotated[int, typer.Option(min=1, help="runs of each; medians are reported")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="a tenth of the lengths, one run")] = False,
+    workloads: Annotated[str | None, typer.Option(help="which to run, such as W1,W4 (default: all of W1 to W7)")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, help="runs of each; medians are reported (default: 3)")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a tenth of the lengths, and one run by default")] = False,
     counters: Annotated[bool, typer.Option("--counters", help="only count tokens, rows and bytes; fail if one is off")] = False,
 ) -> None:
     """Measure chatpage beside plain transformers, or check what is never computed twice."""
+    if counters and (workloads is not None or repeat is not None or quick):
+        raise InvalidRequestError("--counters always counts everything once: leave out --workloads, --repeat and --quick.")
     from rich.console import Console
 
     from chatpage.bench import report
-    from chatpage.bench.workloads import parse_names
+    from chatpage.bench.workloads import TITLES, parse_names
 
     console = Console(highlight=False)
-    names = parse_names(workloads)
+    names = tuple(TITLES) if workloads is None else parse_names(workloads)
     engine = _load(config)
     if counters:
         if not report.run_counters(engine, console, json_file=json_file):
             sys.exit(EXIT_ERROR)
         return
-    report.run_times(engine, console, names, repeat=1 if quick else repeat, is_quick=quick, json_file=json_file)
+    runs = repeat or (1 if quick else 3)
+    report.run_times(engine, console, names, repeat=runs, is_quick=quick, json_file=json_file)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from chatpage.engine.loop import AsyncEngine
 from chatpage.server.protocol import RunCreated, RunDelta, RunDone, RunMessage, RunSnapshot, SampleDone
 from chatpage.server.views import RunParams, RunRequest
 from chatpage.session import Session, SessionLimits
-from chatpage.store import LOCAL_USER, Conversation, ConversationId, Node, NodeId, RunId, RunKind, Store, UserId
+from chatpage.store import LOCAL_USER, Conversation, Node, NodeId, RunId, RunKind, Store, UserId
 from tests.engine.engines import assert_whole, tiny_engine
 
 TIMEOUT_S = 60
@@ -36,11 +36,13 @@ class Copy:
                 self.num_snapshots += 1
                 self.texts = {view.sample: view.text for view in message.samples}
             case RunDelta():
-                assert self.seq is not None and message.seq > self.seq
+                assert self.seq is not None
+                assert message.seq > self.seq
                 for sample, text, *_ in message.d:
                     self.texts[sample] += text
             case SampleDone():
-                assert self.seq is not None and message.seq > self.seq
+                assert self.seq is not None
+                assert message.seq > self.seq
                 self.done[message.sample] = message
             case RunDone():
                 self.end = message
@@ -156,7 +158,3 @@ def with_desk(folder: Path, test: Callable[[Desk], Coroutine[Any, Any, None]], *
             await asyncio.wait_for(test(desk), TIMEOUT_S)
 
     asyncio.run(run())
-
-
-def conversation_id(conversation: Conversation) -> ConversationId:
-    return conversation.id

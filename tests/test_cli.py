@@ -38,7 +38,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         with pytest.raises(SystemExit) as ended:
             cli.main()
-            sys.exit(0)
         code = ended.value.code
         return Outcome(code if isinstance(code, int) else 0, *capsys.readouterr())
 
@@ -113,6 +112,7 @@ def test_the_package_runs_as_a_module() -> None:
         (["chat", "--system", "\udcff"], "--system is not valid UTF-8"),
         (["bench", "--workloads", "W1,W9"], "There is no workload W9; known are W1"),
         (["bench", "--workloads", ","], "--workloads names none"),
+        (["bench", "--counters", "--quick"], "--counters always counts everything once"),
         (["doctor", "--threads", "0"], "threads: Input should be greater than or equal to 1"),
     ],
 )
@@ -274,7 +274,17 @@ def test_doctor_says_what_is_here_and_what_will_be_used(run: Run, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = run("doctor", model=tiny_llama_folder())
     assert code == 0
-    for part in ("python", "torch", "CPU features", "C++ compiler", "memory", str(tiny_llama_folder()), "float32", "KV cache", "attention"):
+    for part in (
+        "python",
+        "torch",
+        "CPU features",
+        "C++ compiler",
+        "memory",
+        str(tiny_llama_folder()),
+        "float32",
+        "KV cache",
+        "attention",
+    ):
         assert part in out
     blocks = 2 * 2**20 // (16 * 2 * 2 * 2 * 16 * 4)
     assert f"{blocks:,} blocks of 16 tokens: {blocks * 16:,} tokens, 2.0 MiB" in out
@@ -285,6 +295,15 @@ def test_doctor_describes_the_machine_even_if_the_model_is_missing(run: Run) -> 
     assert code == 2
     assert "CPU features" in out
     assert "/no/such/model" in err
+
+
+def test_bench_measures_one_workload_and_writes_it_down(run: Run, tmp_path: Path) -> None:
+    flags = ["--workloads", "W1", "--quick", "--repeat", "2", "--json", str(tmp_path / "bench.json")]
+    code, out, _ = run("bench", *flags, model=tiny_llama_folder())
+    assert code == 0
+    assert "W1 decode, one stream" in out
+    times = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["times"]
+    assert [len(times["W1"][runner]["decode tok/s"]) for runner in ("chatpage", "transformers")] == [2, 2]
 
 
 def test_chat_reads_piped_lines(run: Run) -> None:
@@ -305,8 +324,19 @@ def test_ctrl_c_while_loading_ends_without_a_traceback() -> None:
 
 @pytest.mark.timeout(240)
 def test_ctrl_c_stops_a_generation_and_prints_what_there_is() -> None:
-    flags = ["--prompt", "hello", "--max-tokens", "1900", "--min-p", "0", "--temperature", "2", "--seed", "1"]
-    model = ["--model", str(tiny_llama_folder()), "--device", "cpu", "--dtype", "float32", "--kv-memory", "8MiB", "--threads", "1"]
+    flags = ["--prompt", "hello", "--max-tokens", "1900", "--temperature", "0", "--seed", "1"]
+    model = [
+        "--model",
+        str(tiny_llama_folder()),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--kv-memory",
+        "8MiB",
+        "--threads",
+        "1",
+    ]
     with PseudoTerminal(["-m", "chatpage", "generate", *flags, *model]) as terminal:
         start = terminal.expect("\x1b[?25h")  # the cursor comes back when the status line goes
         terminal.expect_more(30, after=start)

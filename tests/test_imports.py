@@ -69,14 +69,17 @@ def test_only_the_kv_cache_attention_and_model_runners_import_kernels(module: st
 )
 def test_layers_do_not_know_each_other(package: str, stranger: str) -> None:
     offenders = {
-        module for module, path in CHATPAGE.items() if _is_in(module, (package,)) and any(_is_in(i, (stranger,)) for i in _imports(path))
+        module
+        for module, path in CHATPAGE.items()
+        if _is_in(module, (package,)) and any(_is_in(i, (stranger,)) for i in _imports(path))
     }
     assert offenders <= {"chatpage.cli"}
 
 
 def _loaded_after(statement: str) -> set[str]:
     """Import in a fresh interpreter and return the top-level packages that came with it."""
-    code = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'kernels')]!r}; {statement}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    paths = [str(ROOT), str(ROOT / "kernels")]
+    code = f"import sys; sys.path[:0] = {paths!r}; {statement}; print(*{{m.split('.')[0] for m in sys.modules}})"
     return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd="/").stdout.split())
 
 
@@ -93,7 +96,13 @@ def test_the_kernels_folder_does_not_shadow_the_package_transformers_knows() -> 
     """transformers imports a top-level `kernels`; from a checkout that name would be our folder."""
     _loaded_after("import os; os.environ['HF_HUB_OFFLINE'] = '1'; import transformers.integrations.hub_kernels")
     result = subprocess.run(
-        [sys.executable, "-W", "error::ImportWarning", "-c", "import transformers.integrations.hub_kernels as h; print(h.__name__)"],
+        [
+            sys.executable,
+            "-W",
+            "error::ImportWarning",
+            "-c",
+            "import transformers.integrations.hub_kernels as h; print(h.__name__)",
+        ],
         check=True,
         capture_output=True,
         text=True,

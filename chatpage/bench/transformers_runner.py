@@ -4,6 +4,7 @@ Invariant: the weights are those of the engine's model in the same dtype, and th
 """
 
 import copy
+import inspect
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,8 @@ class TransformersRunner:
         self._model.set_attn_implementation("sdpa")
         # The model's own end tokens would cut runs short.
         self._model.generation_config.eos_token_id = None
+        # Versions before 5.24 know the cache by its old name.
+        self._cache_name = "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
         self._prompts = prompts
         self._sizes = sizes
 
@@ -94,7 +97,7 @@ class TransformersRunner:
         cache = self._prefill(prompt)
         turn = self._prompts.turn("And what came after that?", self._sizes.next_turn)
         started = time.perf_counter()
-        run = self._generate([[*prompt, *turn]], 1, past_key_values=copy.deepcopy(cache))
+        run = self._generate([[*prompt, *turn]], 1, **{self._cache_name: copy.deepcopy(cache)})
         copying = time.perf_counter() - started - run.wall_s
         return {"first token ms": (copying + run.ttft_s) * 1e3, "computed tokens": len(turn)}
 
@@ -107,7 +110,7 @@ class TransformersRunner:
         branches = copy.deepcopy(cache)
         branches.batch_repeat_interleave(NUM_SAMPLES)
         copying = time.perf_counter() - started
-        warm = self._generate([prompt] * NUM_SAMPLES, self._sizes.sample_out, past_key_values=branches, **sampled)
+        warm = self._generate([prompt] * NUM_SAMPLES, self._sizes.sample_out, **{self._cache_name: branches}, **sampled)
         return _wall("cold", cold, 0.0, NUM_SAMPLES * len(prompt)) | _wall("warm", warm, copying, NUM_SAMPLES)
 
     def _w5(self, seed: str) -> Numbers:
@@ -136,7 +139,8 @@ class TransformersRunner:
 
         cache = DynamicCache(config=self._model.config)
         with torch.inference_mode():
-            self._model(torch.tensor([list(prompt)], device=self._model.device), past_key_values=cache, logits_to_keep=1)
+            ids = torch.tensor([list(prompt)], device=self._model.device)
+            self._model(ids, logits_to_keep=1, **{self._cache_name: cache})
         return cache
 
     def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any) -> Generation:

@@ -345,7 +345,8 @@ class Engine:
             root, samples = self._ended[request_id]
         else:
             raise UnknownRequestError(
-                f"There is no request {request_id!r}; it never existed, or ended more than {_KEPT_ENDED_REQUESTS} requests ago. "
+                f"There is no request {request_id!r}; it never existed, or ended more than {_KEPT_ENDED_REQUESTS} "
+                "requests ago. "
                 "Add its token ids as a new request instead: cached blocks are found by tokens."
             )
         if not 0 <= sample < len(samples):
@@ -377,7 +378,8 @@ class Engine:
     def _check_params(self, params: SamplingParams) -> None:
         if params.n > self.config.max_num_seqs:
             raise InvalidParameterError(
-                f"n is {params.n}, but at most {self.config.max_num_seqs} sequences run at once; lower n or raise --max-num-seqs."
+                f"n is {params.n}, but at most {self.config.max_num_seqs} sequences run at once; "
+                "lower n or raise --max-num-seqs."
             )
         for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", tuple(params.logit_bias))):
             if ids and max(ids) >= self._runner.vocab_size:

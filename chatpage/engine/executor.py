@@ -222,7 +222,9 @@ class Executor:
             self._close_if_finished(sequence.request)
             return
         needed = -(-(sequence.num_tokens + 1) // self._pool.block_size)
-        problem = f"The prompt of {sequence.num_tokens} tokens needs {needed} blocks, but {detail}. Unpin some, or raise --kv-memory."
+        problem = (
+            f"The prompt of {sequence.num_tokens} tokens needs {needed} blocks, but {detail}. Unpin some, or raise --kv-memory."
+        )
         self._fail([sequence.request], ContextLengthError(problem))
 
     def _forget(self, request: Request) -> None:

@@ -66,7 +66,13 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, tree: PrefixTree, *, max_batched_tokens: int, max_num_seqs: int, has_tip: Callable[[Sequence], bool]
+        self,
+        pool: BlockPool,
+        tree: PrefixTree,
+        *,
+        max_batched_tokens: int,
+        max_num_seqs: int,
+        has_tip: Callable[[Sequence], bool],
     ) -> None:
         self._pool = pool
         self._tree = tree
@@ -186,9 +192,7 @@ class Scheduler:
         """All tokens if the logits after the last were kept; else the last one must go through the model."""
         return sequence.num_tokens if self._has_tip(sequence) else sequence.num_tokens - 1
 
-    def _is_computed_by_another(
-        self, sequence: Sequence, cached: int, limit: int, candidates: Iterable[Sequence]
-    ) -> bool:
+    def _is_computed_by_another(self, sequence: Sequence, cached: int, limit: int, candidates: Iterable[Sequence]) -> bool:
         """Whether waiting a step or more gives this sequence tokens that a neighbour's prompt is about to compute.
 
         Four identical prompts posted together are computed once because of this: three wait for the first.
@@ -221,9 +225,7 @@ class Scheduler:
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    def _take(
-        self, sequence: Sequence, num_tokens: int, scheduled: list[ScheduledSequence], copies: list[BlockCopy]
-    ) -> None:
+    def _take(self, sequence: Sequence, num_tokens: int, scheduled: list[ScheduledSequence], copies: list[BlockCopy]) -> None:
         assert sequence.table is not None
         copies += sequence.table.prepare(sequence.num_computed_tokens + num_tokens)
         sequence.last_step = self.step_number

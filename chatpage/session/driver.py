@@ -99,13 +99,14 @@ class RunDriver:
         self._is_added = False
         self._stopped: set[int] = set()  # samples to stop as soon as the engine has them
         self._recorder = Recorder(store, log, publish=hooks.publish, on_stored=hooks.on_stored, flush_s=flush_s)
+        self._when_done: Callable[[RunStatus], None] = lambda _: None
         self._task: asyncio.Task[None] | None = None
         self._turn: asyncio.Task[Rendered] | None = None
 
-    def start(self, when_done: Callable[[], None]) -> None:
-        """Begin; `when_done` is called once, after everything is stored."""
+    def start(self, when_done: Callable[[RunStatus], None]) -> None:
+        """Begin; `when_done` is called once, when everything is stored and just before readers see `run.done`."""
+        self._when_done = when_done
         self._task = asyncio.create_task(self._run(), name=f"run-{self.log.run_id}")
-        self._task.add_done_callback(lambda _: when_done())
 
     async def stop(self, sample: int | None = None) -> None:
         """Stop one sample, or all; their text stays. Samples that ended are left as they are.
@@ -198,7 +199,10 @@ class RunDriver:
                 self._prompt_usage = (event.prompt_tokens, event.cached_tokens)
             case TokenDelta():
                 logprob = sum(token.logprob for token in event.logprobs) if event.logprobs else None
-                self.log.append_delta(event.sample, event.text, event.token_ids, logprob)
+                # Text without tokens is what was held back when a sample was stopped. Half a character is no text: if the
+                # sample goes on later, its other half brings the whole.
+                text = event.text if event.token_ids else event.text.rstrip("\ufffd")
+                self.log.append_delta(event.sample, text, event.token_ids, logprob)
             case SampleFinished():
                 status = _STATUS[event.finish_reason]
                 self._end_sample(event.sample, status, event.finish_reason, event.detail, finished=event)
@@ -258,6 +262,7 @@ class RunDriver:
         except Exception as bug:
             logger.exception("The end of the run %s could not be stored.", self.log.run_id)
             status, error = RunStatus.ERROR, ErrorView(code=StoreError.code, message=f"{type(bug).__name__}: {bug}")
+        self._when_done(status)
         self.log.end(status, usage=self._run_usage(), error=error)
 
     def _status(self, *, interrupted: bool) -> RunStatus:

@@ -83,6 +83,7 @@ class ConversationEdits:
         tags: Iterable[str] | None = None,
         params: RunParams | None = None,
         preset_id: PresetId | None = None,
+        without_preset: bool = False,
         expected_version: int | None = None,
     ) -> Conversation:
         """Rename, pin, tag or set the parameters of a conversation; None leaves a thing as it is.
@@ -101,6 +102,7 @@ class ConversationEdits:
                 tags=tags,
                 params=None if params is None else as_json(params),
                 preset_id=preset_id,
+                without_preset=without_preset,
                 expected_version=expected_version,
             )
         )

@@ -181,7 +181,7 @@ class PromptMaker:
     def _cut(
         self, messages: Sequence[Message], begun: Begun, known: PromptPrefix | None, variables: Mapping[str, Any]
     ) -> Begun:
-        """Keep the first tokens of a reply and the text that is theirs; a character cut in two is left to what follows."""
+        """Keep the first tokens of a reply and the text that is theirs; of a character cut in two nothing is kept."""
         whole = self._render_begun(messages, replace(begun, num_kept=None), known, variables)
         kept = begun.num_kept or 0
         if kept > len(whole.token_ids):
@@ -189,5 +189,11 @@ class PromptMaker:
                 f"branch_at_token is {kept}, but the reply has {len(whole.token_ids)} tokens of text: choose fewer."
             )
         before = whole.prompt.token_ids[: len(whole.prompt.token_ids) - len(whole.token_ids)]
-        text, _ = Detokenizer(self._tokenizer, before).append(whole.token_ids[:kept])
-        return Begun(text, whole.token_ids[:kept])
+        for num_kept in range(kept, -1, -1):
+            detokenizer = Detokenizer(self._tokenizer, before)
+            text, _ = detokenizer.append(whole.token_ids[:num_kept])
+            held_back = detokenizer.finish()
+            # Replacement characters that the reply itself shows are no character that was cut: its bytes are like that.
+            if not held_back or whole.text.startswith(text + held_back):
+                return Begun(text + held_back, whole.token_ids[:num_kept])
+        raise AssertionError("no tokens hold nothing back")

@@ -17,6 +17,7 @@ from chatpage.chat_template import PLAIN_STOP
 from chatpage.engine.client import EngineClient
 from chatpage.engine.stats import PrefixCost
 from chatpage.errors import ChatpageError, ConflictError, EngineDeadError, OverloadedError
+from chatpage.events import FinishReason
 from chatpage.runs import RunLog, RunLogs, SampleLog
 from chatpage.server.protocol import RunCreated
 from chatpage.server.views import RunParams, RunRequest
@@ -37,6 +38,7 @@ from chatpage.store.records import (
     Role,
     RunId,
     RunKind,
+    RunStatus,
     UserId,
 )
 from chatpage.store.runs import StartedRun
@@ -201,7 +203,8 @@ class ConversationRuns(ConversationEdits):
 
     def _can_go_on(self, node: Node, rendered: Rendered) -> bool:
         """Whether a node may stream on itself: it ended early, and its tokens are exactly those the prompt ends with."""
-        return node.status is not NodeStatus.COMPLETE and node.token_ids == rendered.token_ids
+        is_cut = node.status is not NodeStatus.COMPLETE or node.finish_reason == FinishReason.LENGTH
+        return is_cut and node.token_ids == rendered.token_ids
 
     async def _find_stored(self, user_id: UserId, request: RunRequest) -> RunCreated | None:
         """Return the run that a message started before the server was restarted; its path may be gone since."""
@@ -257,9 +260,10 @@ class ConversationRuns(ConversationEdits):
         driver = RunDriver(self.engine, self.store, log, prepared.params.sampling, hooks, flush_s=self._flush_s)
         self._drivers[run.id] = driver
 
-        def when_done() -> None:
+        def when_done(status: RunStatus) -> None:
             turn.give_back()
             self._forget_run(log)
+            self._ended_runs[str(status)] += 1
 
         driver.start(when_done)
         return log
@@ -277,7 +281,6 @@ class ConversationRuns(ConversationEdits):
             sample.stored.set()
         del self._drivers[log.run_id]
         self.logs.mark_ended(log.run_id)
-        self._ended_runs[str(log.done.status) if log.done else "error"] += 1
         self._release(log.user_id)
 
     def _release(self, user_id: UserId) -> None:

@@ -145,15 +145,18 @@ def update_conversation(
     tags: Iterable[str] | None = None,
     params: Json | None = None,
     preset_id: PresetId | None = None,
+    without_preset: bool = False,
     expected_version: int | None = None,
 ) -> Conversation:
-    """Change what is given (None: leave as it is).
+    """Change what is given (None: leave as it is); `without_preset` takes the preset away.
 
     Raises:
         NotFoundError: No such conversation or preset.
         ConflictError: The conversation is not at `expected_version`.
         InvalidRequestError: A value is out of bounds.
     """
+    if preset_id is not None and without_preset:
+        raise InvalidRequestError("A preset was given and asked to be taken away: choose one of the two.")
     conversation = require_conversation(db, user_id, conversation_id, expected_version=expected_version)
     _check_preset(db, user_id, preset_id)
     values = {
@@ -165,6 +168,8 @@ def update_conversation(
     for column, value in values.items():
         if value is not None:
             db.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", (value, conversation_id))
+    if without_preset:
+        db.execute("UPDATE conversations SET preset_id = NULL WHERE id = ?", (conversation_id,))
     if tags is not None:
         set_tags(db, conversation_id, tags)
     return bump(db, conversation)

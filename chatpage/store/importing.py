@@ -11,7 +11,9 @@ Files come from strangers: links that lead nowhere or in circles, wrong types an
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -31,6 +33,7 @@ from chatpage.store.store import Store
 from chatpage.store.tree import Link, build_tree
 
 MAX_SKIPS_LISTED = 1000
+MAX_NODES_PENDING = 2000  # read ahead of the writer
 _FORMATS = (own, chatgpt, sharegpt, openwebui)  # one conversation a record
 IMPORT_FORMATS = (*(form.NAME for form in _FORMATS), sillytavern.NAME)
 _USABLE_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
@@ -80,6 +83,15 @@ class _Stored:
     num_nodes_added: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A conversation on its way to the writer, which commits those that wait there together."""
+
+    where: str
+    num_nodes: int
+    future: "Future[_Stored]"
+
+
 def import_file(store: Store, user_id: UserId, path: Path, *, format: str | None = None) -> ImportReport:
     """Import the conversations of a file into a user's own.
 
@@ -104,10 +116,14 @@ def import_stream(store: Store, user_id: UserId, stream: BinaryIO, *, format: st
     if format is not None and format not in IMPORT_FORMATS:
         raise ImportFileError(f"{format!r} cannot be imported; known are {', '.join(IMPORT_FORMATS)}.")
     report = ImportReport()
+    pending: deque[_Pending] = deque()
     for where, draft in _read_drafts(read_records(stream), format, report):
-        for problem in draft.problems:
-            report.skip(where, problem)
-        _import_draft(store, user_id, draft, where, report)
+        if (submitted := _submit(store, user_id, draft, where, report)) is not None:
+            pending.append(submitted)
+        while sum(waiting.num_nodes for waiting in pending) > MAX_NODES_PENDING:
+            _collect(pending.popleft(), report)
+    for waiting in pending:
+        _collect(waiting, report)
     if not (report.num_added or report.num_grown or report.num_unchanged) and report.num_skipped:
         first = report.skips[0]
         raise ImportFileError(f"Nothing in the file could be imported: {first.where}: {first.reason}.")
@@ -132,17 +148,21 @@ def _read_drafts(records: Iterator[Record], format: str | None, report: ImportRe
             report.skip(where, f"it {error}")
 
 
-def _import_draft(store: Store, user_id: UserId, draft: Draft, where: str, report: ImportReport) -> None:
+def _submit(store: Store, user_id: UserId, draft: Draft, where: str, report: ImportReport) -> "_Pending | None":
     placed, problems = _place(draft)
-    for problem in problems:
+    for problem in (*draft.problems, *problems):
         report.skip(where, problem)
     if not placed and not draft.keeps_ids:
         report.skip(where, "it has no messages")
-        return
+        return None
+    return _Pending(where, len(placed), store.database.write(lambda db: _store(db, user_id, draft, placed)))
+
+
+def _collect(waiting: "_Pending", report: ImportReport) -> None:
     try:
-        stored = store.database.write(lambda db: _store(db, user_id, draft, placed)).result()
+        stored = waiting.future.result()
     except InvalidRequestError as error:
-        report.skip(where, str(error))
+        report.skip(waiting.where, str(error))
         return
     report.num_nodes_added += stored.num_nodes_added
     if stored.is_new:

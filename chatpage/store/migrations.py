@@ -67,6 +67,7 @@ def conversations_and_nodes(db: Database) -> None:
         foreign_keys=[("owner_id", "users", "id")],
         strict=True,
     ).create_index(["id"], unique=True)
+    db.table("nodes").create_index(["parent_id"])
     db.execute("CREATE INDEX nodes_streaming ON nodes (seq) WHERE status = 'streaming'")
     db.table("conversation_nodes").create(
         {"conversation_id": str, "node_id": str, "deleted_at": int},

@@ -1,9 +1,10 @@
 """Nodes: add, stream into, finish, reopen, choose, delete, restore.
 
 Invariant: a node's role and parent never change, and its text and tokens only grow, only while it is `STREAMING`. An edit or
-a regeneration is a new sibling. The only way back from an ended state to `STREAMING` is `reopen_node`, never from `COMPLETE`.
+a regeneration is a new sibling. The only way back from an ended state to `STREAMING` is `reopen_node`, never once
+the model itself ended the text.
 
-    add (streaming) --append_partial*--> finish: complete
+    add (streaming) --append_partial*--> finish: complete, or complete by length --reopen--> streaming
                                          finish: aborted | error          --reopen--> streaming
                                          process died, at the next start: interrupted --reopen--> streaming
 """
@@ -33,6 +34,7 @@ from chatpage.store.rows import (
     bump,
     dump_json,
     find_conversation,
+    has_children,
     load_nodes,
     load_shape,
     point_at,
@@ -233,16 +235,9 @@ def reopen_node(
 
 def can_reopen(db: Database, node: Node) -> bool:
     """Whether the node ended early and no conversation has anything below it, so that growing changes nobody's context."""
-    if node.status in (NodeStatus.COMPLETE, NodeStatus.STREAMING):
-        return False
-    # Children are looked for in every conversation that points at the node.
-    return not any(
-        node.id in shape.parents.values()
-        for (conversation_id,) in db.execute(
-            "SELECT conversation_id FROM conversation_nodes WHERE node_id = ?", (node.id,)
-        ).fetchall()
-        for shape in [load_shape(db, conversation_id)]
-    )
+    is_cut = node.status is NodeStatus.COMPLETE and node.finish_reason == "length"
+    has_ended_early = is_cut or node.status not in (NodeStatus.COMPLETE, NodeStatus.STREAMING)
+    return has_ended_early and not has_children(db, node.id)
 
 
 def choose_node(

@@ -40,7 +40,7 @@ class Role(StrEnum):
 
 
 class NodeStatus(StrEnum):
-    """How far a node's text is. Only `STREAMING` text grows; `COMPLETE` is for ever; the other three may be continued."""
+    """How far a node's text is. Only `STREAMING` text grows; the others may be continued, `COMPLETE` only if length cut it."""
 
     STREAMING = "streaming"
     COMPLETE = "complete"

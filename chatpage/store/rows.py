@@ -43,6 +43,8 @@ def dump_json(value: Json) -> str:
     Raises:
         InvalidRequestError: The value holds something JSON has no way to write.
     """
+    if not value:
+        return "{}"
     try:
         return json.dumps(dict(value), allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -117,6 +119,12 @@ def load_nodes(db: Database, node_ids: Iterable[NodeId]) -> tuple[Node, ...]:
     sql = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id IN (SELECT value FROM json_each(?))"
     found = {row[0]: node_from_row(row) for row in db.execute(sql, (json.dumps(wanted),))}
     return tuple(found[node_id] for node_id in wanted if node_id in found)
+
+
+def has_children(db: Database, node_id: NodeId) -> bool:
+    """Whether any conversation has a node below this one, a deleted one counted."""
+    sql = "SELECT 1 FROM nodes n JOIN conversation_nodes m ON m.node_id = n.id WHERE n.parent_id = ? LIMIT 1"
+    return db.execute(sql, (node_id,)).fetchone() is not None
 
 
 def load_choices(db: Database, conversation_id: ConversationId) -> dict[NodeId | None, NodeId]:

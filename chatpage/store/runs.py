@@ -39,6 +39,7 @@ from chatpage.store.rows import (
     bump,
     dump_json,
     find_conversation,
+    has_children,
     load_json,
     load_nodes,
     load_shape,
@@ -250,11 +251,10 @@ def _take_back(db: Database, run: Run, sample: Sample) -> tuple[TreeChange, ...]
     if not found or found[0].status is not NodeStatus.STREAMING:
         return ()
     has_grown = found[0].num_tokens > sample.num_prefix_tokens
-    has_children = db.execute("SELECT 1 FROM nodes WHERE parent_id = ? LIMIT 1", (sample.node_id,)).fetchone() is not None
     (previous_status,) = db.execute(
         "SELECT previous_status FROM run_samples WHERE run_id = ? AND sample = ?", (run.id, sample.sample)
     ).fetchone()
-    if has_grown or has_children or previous_status is not None:
+    if has_grown or previous_status is not None or has_children(db, sample.node_id):
         status = NodeStatus.ERROR if has_grown or previous_status is None else previous_status
         db.execute("UPDATE nodes SET status = ? WHERE id = ?", (str(status), sample.node_id))
         return bump_all_with(db, sample.node_id)

@@ -4,7 +4,6 @@ Invariant: whatever a user types is text, never query syntax, and only messages 
 conversations, not deleted, not below something deleted. Hits come newest first. Replies are found once they have ended.
 """
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -59,7 +58,7 @@ def search(
     if not 1 <= limit <= 200:
         raise InvalidRequestError(f"limit is {limit}; it must be between 1 and 200.")
     if _UNSPACED.search(query):
-        rows = _rows_with_substrings(db, user_id, query.split(), conversation_id)
+        rows = _rows_with_substrings(db, user_id, query.split()[:MAX_WORDS], conversation_id)
     elif match := match_expression(query):
         rows = _rows_that_match(db, user_id, match, conversation_id)
     else:
@@ -110,8 +109,8 @@ def _rows_with_substrings(
         " CROSS JOIN conversation_nodes m ON m.node_id = n.id CROSS JOIN conversations c ON c.id = m.conversation_id"
         " WHERE n.owner_id = :user AND n.status <> 'streaming' AND c.owner_id = :user AND c.deleted_at IS NULL"
         " AND (:conversation IS NULL OR c.id = :conversation)"
-        " AND NOT EXISTS (SELECT 1 FROM json_each(:words) w WHERE instr(n.text, w.value) = 0) ORDER BY n.seq DESC",
-        {"user": user_id, "conversation": conversation_id, "words": json.dumps(words[:MAX_WORDS])},
+        f" AND {' AND '.join(f'instr(n.text, :word{number})' for number in range(len(words)))} ORDER BY n.seq DESC",
+        {"user": user_id, "conversation": conversation_id, **{f"word{number}": word for number, word in enumerate(words)}},
     )
     for *row, text in rows:
         start = text.find(words[0])

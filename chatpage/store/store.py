@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from chatpage.store import conversations, nodes, presets, purging, runs, search, users
-from chatpage.store.database import Database, reads, writes
+from chatpage.store.database import Database, as_store_error, reads, writes
 
 
 class Store:
@@ -30,9 +30,14 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
-        self._lock = _take_lock(path)
-        if self._lock is not None:  # else another process streams into these nodes right now
-            self._recover()
+        self._lock: sqlite3.Connection | None = None
+        try:
+            self._lock = _take_lock(path)
+            if self._lock is not None:  # else another process may stream into these nodes right now
+                self._recover()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -112,10 +117,15 @@ def _take_lock(path: Path) -> sqlite3.Connection | None:
 
     A second SQLite file does it on every platform, and the system lets go of it when the process dies, however it dies.
     """
-    lock = sqlite3.connect(path.with_name(path.name + ".lock"), timeout=0, isolation_level=None, check_same_thread=False)
+    name = path.with_name(path.name + ".lock")
+    lock: sqlite3.Connection | None = None
     try:
+        lock = sqlite3.connect(name, timeout=0, isolation_level=None, check_same_thread=False)
         lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError:
-        lock.close()
-        return None
+    except sqlite3.Error as error:
+        if lock is not None:
+            lock.close()
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            return None
+        raise as_store_error(error, name) from error
     return lock

@@ -21,7 +21,7 @@ from chatpage.terminal.columns import LiveColumns
 from chatpage.terminal.conversation import Conversation, Node, NodeId
 from chatpage.terminal.input import LineReader
 from chatpage.terminal.reply import Reply, for_chat, run_request
-from chatpage.terminal.text import clean, count, format_bytes
+from chatpage.terminal.text import WordWriter, clean, count, format_bytes
 
 _PROMPT = "› "
 
@@ -145,6 +145,7 @@ class Chat:
         self.note(reply.summary())
         if reply.failure is not None:
             self.complain(reply.failure.message)
+        self.console.print()
 
     def _show(self, prompt: Prompt, params: SamplingParams, start: Node | None) -> Reply:
         if params.n == 1:
@@ -155,19 +156,21 @@ class Chat:
         return reply
 
     def _show_one(self, prompt: Prompt, params: SamplingParams, start: Node | None) -> Reply:
+        writer = WordWriter(self.console.width) if self.console.is_terminal else None
+
+        def write(text: str, style: str = "") -> None:
+            text = clean(text)
+            self.console.print(Text(writer.append(text) if writer else text, style), end="", soft_wrap=True)
+
         def show(event: Event, _: Reply) -> None:
             if isinstance(event, TokenDelta):
-                self._write(event.text)
+                write(event.text)
 
         if start is not None:
-            self._write(start.text, "dim")
+            write(start.text, "dim")
         reply = run_request(self.engine, prompt.token_ids, params, show)
-        self.console.print()
+        self.console.print(Text(writer.finish() if writer else ""), soft_wrap=True)
         return reply
-
-    def _write(self, text: str, style: str = "") -> None:
-        """Print a piece of a reply where the last one ended."""
-        self.console.print(Text(clean(text), style), end="", soft_wrap=True)
 
     def _choose(self, choices: Sequence[Node], number: int) -> None:
         if not 1 <= number <= len(choices):

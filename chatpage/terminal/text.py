@@ -82,6 +82,10 @@ class WrappedText:
     def lines(self) -> list[str]:
         return [*self._done, self._open]
 
+    def lines_from(self, number: int) -> list[str]:
+        """The lines behind the first `number`."""
+        return [*self._done[number:], self._open]
+
     def last_lines(self, number: int) -> list[str]:
         """The last `number` lines, or fewer if there are not so many."""
         return [*self._done[-number + 1 :], self._open] if number > 1 else [self._open]
@@ -112,3 +116,34 @@ class WrappedText:
         self._done.append(line)
         self._open = rest
         self._open_cells = sum(map(get_character_cell_size, rest))
+
+
+class WordWriter:
+    """Turns text that arrives in pieces into what to print next, so that no word is cut at the edge of the terminal.
+
+    The last word of a line is held back until it is known to fit: a word that was printed cannot be moved to the next line.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._wrapped = WrappedText(width)
+        self._num_lines = 0  # lines that were printed whole
+        self._num_printed = 0  # characters of the line after them that were printed
+
+    def append(self, text: str) -> str:
+        """Take a piece and return what can be printed now."""
+        self._wrapped.append(text)
+        parts = []
+        *done, current = self._wrapped.lines_from(self._num_lines)
+        for line in done:
+            parts.append(line[self._num_printed :] + "\n")
+            self._num_lines += 1
+            self._num_printed = 0
+        settled = current.rfind(" ") + 1
+        if settled > self._num_printed:
+            parts.append(current[self._num_printed : settled])
+            self._num_printed = settled
+        return "".join(parts)
+
+    def finish(self) -> str:
+        """Return the word that was held back."""
+        return self._wrapped.last_lines(1)[0][self._num_printed :]

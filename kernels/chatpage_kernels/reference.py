@@ -152,18 +152,8 @@ class _Batch:
 def _groups(items: list[_Item], num_heads: int) -> Iterator[list[_Item]]:
     """Gather items that can be computed together; one with too many scores is cut by its rows."""
     group: list[_Item] = []
-    for item in sorted(
-        _cut_large(items, num_heads), key=lambda item: (item[_PART] < 0, item[_NUM_ROWS], item[_LO] - item[_HI])
-    ):
-        longest = group[0][_HI] - group[0][_LO] if group else 0
-        fits = (
-            group
-            and (item[_PART] < 0) == (group[0][_PART] < 0)
-            and item[_NUM_ROWS] == group[0][_NUM_ROWS]
-            and (item[_HI] - item[_LO]) * 4 + 64 >= longest * 3
-            and (len(group) + 1) * item[_NUM_ROWS] * longest * num_heads <= _MAX_SCORES
-        )
-        if group and not fits:
+    for item in sorted(_cut_large(items, num_heads), key=lambda item: (_kind(item), item[_LO] - item[_HI])):
+        if group and not _fits(item, group, num_heads):
             yield group
             group = []
         group.append(item)
@@ -171,12 +161,23 @@ def _groups(items: list[_Item], num_heads: int) -> Iterator[list[_Item]]:
         yield group
 
 
+def _kind(item: _Item) -> tuple[bool, int]:
+    return item[_PART] < 0, item[_NUM_ROWS]
+
+
+def _fits(item: _Item, group: list[_Item], num_heads: int) -> bool:
+    """Whether an item, not longer than those of the group, can join it without much padding."""
+    length, longest = item[_HI] - item[_LO], group[0][_HI] - group[0][_LO]
+    num_scores = (len(group) + 1) * item[_NUM_ROWS] * longest * num_heads
+    return _kind(item) == _kind(group[0]) and length * 4 + 64 >= longest * 3 and num_scores <= _MAX_SCORES
+
+
 def _cut_large(items: list[_Item], num_heads: int) -> Iterator[_Item]:
-    for row_start, num_rows, *ranges, part in items:
-        length = ranges[_HI - 2] - ranges[_LO - 2]
-        step = max(1, _MAX_SCORES // (length * num_heads))
+    for row_start, num_rows, table, lo, hi, full_lo, full_hi, part in items:
+        step = max(1, _MAX_SCORES // ((hi - lo) * num_heads))
         for first in range(0, num_rows, step):
-            yield [row_start + first, min(step, num_rows - first), *ranges, part if part < 0 else part + first]
+            rows = (row_start + first, min(step, num_rows - first))
+            yield [*rows, table, lo, hi, full_lo, full_hi, part if part < 0 else part + first]
 
 
 def _attend(

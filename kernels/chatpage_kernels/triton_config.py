@@ -46,13 +46,16 @@ def tiles(family: Family, dtype: torch.dtype, head_dim: int, num_processors: int
 
 
 def launch_options(family: Family, dtype: torch.dtype, *, rows: int, head_dim: int, is_8_bit: bool) -> dict[str, int]:
-    """Return warps and pipeline stages for a tile of so many packed rows, for caches of `dtype` or of 8 bits."""
+    """Return the compiler's options for a tile of so many packed rows, for caches of `dtype` or of 8 bits."""
     is_wide = head_dim > 128
+    # Left alone, ptxas keeps registers for a second program and spills a few; told that it may have all, it needs fewer.
+    all_registers = {} if family == "mfma" else {"maxnreg": 255}
     if dtype == torch.float32:
-        return {"num_warps": 8 if is_wide or rows > 32 else 4, "num_stages": 2}
+        return {"num_warps": 8 if is_wide or rows > 32 else 4, "num_stages": 2, **all_registers}
     if rows > 32:
-        return {"num_warps": 4 if family == "mfma" else 8, "num_stages": 2}
-    return {"num_warps": 4, "num_stages": 2 if is_wide or is_8_bit or family == "mfma" else 3}
+        return {"num_warps": 4 if family == "mfma" else 8, "num_stages": 2, **(all_registers if family == "mma" else {})}
+    has_three_stages = not is_wide and not is_8_bit and (family == "wgmma" or (family == "mma" and head_dim > 64))
+    return {"num_warps": 4, "num_stages": 3 if has_three_stages else 2}
 
 
 def fp32_precision(family: Family) -> str:

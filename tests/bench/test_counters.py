@@ -26,7 +26,14 @@ def test_nothing_is_computed_copied_or_stored_twice(counters: list[Counter]) -> 
 
 def test_the_counts_are_taken_at_full_length(counters: list[Counter]) -> None:
     names = " ".join(counter.name for counter in counters)
-    for part in ("next turn", "regenerating", "fork at 4,000 tokens copies bytes", "8 samples of 1,000 tokens", "4 equal", "editing"):
+    for part in (
+        "next turn",
+        "regenerating",
+        "fork at 4,000 tokens",
+        "8 samples of 1,000 tokens",
+        "4 equal",
+        "editing",
+    ):
         assert part in names
 
 

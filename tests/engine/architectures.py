@@ -113,7 +113,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "persimmon": {},
     "phi": {},
     "phi3": {},
-    "phimoe": {},
+    "phimoe": {"sliding_window": 128},
     "qwen2": {},
     "qwen2_moe": {},
     "qwen3": {},

@@ -78,9 +78,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "cross-attention": ("gpt2", {**architectures.GPT, "add_cross_attention": True}, "cross-attention"),
     "two passes over its layers": ("diffllama", {}, "call their attention 4 times"),
     "a mask of its own": ("doge", {}, "mask"),
+    "a window in its mask": ("phimoe", {}, "window of 6 tokens is only in its mask"),
 }
 
-FOUND_BY_TRYING = ("ignores the hook", "not causal", "call their attention 4 times", "mask")
+FOUND_BY_TRYING = (
+    "ignores the hook",
+    "not causal",
+    "call their attention 4 times",
+    "mask",
+    "window of 6 tokens is only in its mask",
+)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -53,7 +53,7 @@ def test_greedy_tokens_are_those_of_transformers(engine: Engine, expected: tuple
 
 @pytest.mark.parametrize("cached", range(1, len(PROMPT) + 1))
 def test_a_cached_prefix_changes_nothing_wherever_it_ends(engine: Engine, expected: tuple[int, ...], cached: int) -> None:
-    """A prefix hit once changed answers; every split point of the prompt is tried, block borders and their neighbours included."""
+    """A prefix hit once changed answers; every split point is tried, block borders and their neighbours included."""
     generate(engine, PROMPT[:cached], greedy(max_tokens=1), prefill_only=True)
     request_id = engine.add_request(PROMPT, greedy(max_tokens=24))
     events = run_all(engine)

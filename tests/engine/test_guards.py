@@ -26,7 +26,7 @@ def _hooked(model_type: str = "llama", **settings: Any) -> Any:
 
 
 def _runner(model: Any) -> TransformersRunner:
-    return TransformersRunner(model, model_id="x", max_model_len=128, eos_token_ids=frozenset({2}), dtype=torch.float32)
+    return TransformersRunner(model, model_id="x", max_model_len=8192, eos_token_ids=frozenset({2}), dtype=torch.float32)
 
 
 def test_a_plain_decoder_passes_and_keeps_our_attention() -> None:

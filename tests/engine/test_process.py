@@ -65,7 +65,8 @@ def test_both_ways_to_run_an_engine_are_engine_clients() -> None:
             _ = client.info
 
 
-def test_the_answers_are_those_of_an_engine_in_this_process() -> None:
+def test_answers_are_those_of_an_engine_in_this_process_through_every_method() -> None:
+    """Sampling params hold a read-only mapping, which plain pickle refuses."""
     here = tiny_engine()
     expected = [generate(here, [*PROMPT, i], greedy(max_tokens=10))[0] for i in range(4)]
 
@@ -75,13 +76,6 @@ def test_the_answers_are_those_of_an_engine_in_this_process() -> None:
         ends = await asyncio.gather(*(read(engine, request_id) for request_id in ids))
         assert [end.token_ids for [end] in ends] == expected
 
-    with_engine(test, load_from)
-
-
-def test_every_method_crosses_the_pipe() -> None:
-    """Sampling params hold a read-only mapping, which plain pickle refuses."""
-
-    async def test(engine: ProcessEngine) -> None:
         params = greedy(max_tokens=5, logit_bias={7: 1.0}, stop=("x",), logprobs=2)
         parent = await engine.add_request(PROMPT, params, cache_salt="a", request_id=RequestId("mine"))
         assert parent == "mine"

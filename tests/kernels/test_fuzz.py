@@ -63,12 +63,14 @@ CHOICES = st.tuples(
 UNHURRIED = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.timeout(1200)
 @settings(UNHURRIED, max_examples=2000)
 @given(step=forked_steps(max_blocks=4), tile=tiles(least=1), choices=CHOICES)
 def test_the_torch_backend_equals_dense_attention(step: Step, tile: Tile, choices: tuple[int, int, str, bool, bool]) -> None:
     _assert_equal(reference.paged_attention, step, tile, choices)
 
 
+@pytest.mark.timeout(1200)
 @settings(UNHURRIED, max_examples=60)
 @given(step=forked_steps(max_blocks=3), tile=tiles(least=16), choices=CHOICES)
 def test_the_triton_backend_equals_dense_attention(step: Step, tile: Tile, choices: tuple[int, int, str, bool, bool]) -> None:

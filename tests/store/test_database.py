@@ -238,6 +238,13 @@ def test_a_file_that_another_process_holds_is_a_typed_error(tmp_path: Path, monk
         store.create_conversation(LOCAL_USER)
 
 
+def test_a_lock_that_cannot_be_made_is_a_typed_error_and_leaves_no_thread(tmp_path: Path) -> None:
+    (tmp_path / "chatpage.db.lock").mkdir()
+    with pytest.raises(StoreReadOnlyError, match=r"chatpage\.db\.lock"):
+        Store(tmp_path / "chatpage.db")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("chatpage-store")]
+
+
 def test_two_processes_that_open_a_new_file_at_once_both_succeed(tmp_path: Path) -> None:
     code = f"from pathlib import Path; from chatpage.store import Store; Store(Path({str(tmp_path / 'c.db')!r})).close()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

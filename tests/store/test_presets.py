@@ -49,6 +49,10 @@ def test_a_conversation_outlives_its_preset(store: Store) -> None:
     preset = store.create_preset(LOCAL_USER, "poet")
     conversation = store.create_conversation(LOCAL_USER, preset_id=preset.id)
     assert conversation.preset_id == preset.id
+    with pytest.raises(InvalidRequestError, match="choose one of the two"):
+        store.update_conversation(LOCAL_USER, conversation.id, preset_id=preset.id, without_preset=True)
+    assert store.update_conversation(LOCAL_USER, conversation.id, without_preset=True).preset_id is None
+    assert store.update_conversation(LOCAL_USER, conversation.id, preset_id=preset.id).preset_id == preset.id
     store.delete_preset(LOCAL_USER, preset.id)
     after = store.get_conversation(LOCAL_USER, conversation.id)
-    assert (after.preset_id, after.version) == (None, 2)
+    assert (after.preset_id, after.version) == (None, 4)

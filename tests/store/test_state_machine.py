@@ -290,5 +290,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert found == {key for key, talk in alive.items() if is_ended and self.is_visible(talk, node_id)}
 
 
-StoreMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestStore = StoreMachine.TestCase

@@ -1,5 +1,7 @@
 """The conversation tree: nodes stay, siblings gather, one path is active."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,9 @@ def test_an_unknown_node_is_refused_with_the_numbers_there_are() -> None:
     assert len(conversation) == 2
 
 
-@pytest.mark.parametrize(("reason", "is_partial"), [("stop", False), ("", False), ("abort", True), ("length", True), ("error", True)])
+@pytest.mark.parametrize(
+    ("reason", "is_partial"), [("stop", False), ("", False), ("abort", True), ("length", True), ("error", True)]
+)
 def test_a_reply_that_did_not_end_by_itself_is_partial(reason: str, is_partial: bool) -> None:
     assert Conversation().add(None, "assistant", "x", finish_reason=reason).is_partial is is_partial
 
@@ -83,4 +87,4 @@ def test_every_node_is_on_exactly_one_path_from_the_start(choices: list[int]) ->
     for node in conversation.nodes:
         path = conversation.path(node.id)
         assert path[0].parent_id is None
-        assert all(below.parent_id == above.id for above, below in zip(path, path[1:], strict=False))
+        assert all(below.parent_id == above.id for above, below in pairwise(path))

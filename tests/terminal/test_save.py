@@ -32,7 +32,9 @@ def test_json_holds_the_whole_tree(conversation: Conversation, tmp_path: Path) -
 
 def test_markdown_holds_the_active_path(conversation: Conversation, tmp_path: Path) -> None:
     save(conversation, "tiny", tmp_path / "chat.md", may_replace=False)
-    assert (tmp_path / "chat.md").read_text(encoding="utf-8") == "# Chat with tiny\n\n## You\n\nGrüße\n\n## Assistant\n\nchosen\n"
+    assert (tmp_path / "chat.md").read_text(
+        encoding="utf-8"
+    ) == "# Chat with tiny\n\n## You\n\nGrüße\n\n## Assistant\n\nchosen\n"
 
 
 def test_a_file_that_is_not_ours_stays(conversation: Conversation, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from chatpage.errors import InvalidRequestError
-from chatpage.terminal.text import WrappedText, check_unicode, clean, count, decode, format_bytes, format_seconds
+from chatpage.terminal.text import WordWriter, WrappedText, check_unicode, clean, count, decode, format_bytes, format_seconds
 
 
 @given(st.text())
@@ -55,6 +55,22 @@ def test_words_move_whole_to_the_next_line_and_long_ones_are_cut() -> None:
     assert wrapped.lines == ["the", "lighthou", "se", "keeper"]
     assert wrapped.last_lines(2) == ["se", "keeper"]
     assert wrapped.last_lines(1) == ["keeper"]
+
+
+@given(st.lists(st.text(alphabet="ab \n日"), max_size=8), st.integers(2, 12))
+def test_what_is_written_word_by_word_is_the_wrapped_text(pieces: list[str], width: int) -> None:
+    writer, wrapped = WordWriter(width), WrappedText(width)
+    written = "".join(writer.append(piece) for piece in pieces) + writer.finish()
+    wrapped.append("".join(pieces))
+    assert [line.rstrip(" ") for line in written.split("\n")] == [line.rstrip(" ") for line in wrapped.lines]
+
+
+def test_a_word_is_held_back_until_it_is_known_to_fit() -> None:
+    writer = WordWriter(10)
+    assert writer.append("a light") == "a "
+    assert writer.append("house") == "\n"
+    assert writer.append(" x") == "lighthouse\n"
+    assert writer.finish() == "x"
 
 
 def test_bytes_that_are_not_utf8_are_refused_with_their_place() -> None:

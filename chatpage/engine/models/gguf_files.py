@@ -9,7 +9,9 @@ everything else together. The result is kept in the cache folder under a digest 
 Invariant: a changed file, or another transformers, has another digest, so nothing stale is ever loaded.
 """
 
+import contextlib
 import hashlib
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +79,12 @@ def load_weights(file: Path, settings: Path, dtype: torch.dtype, load_options: d
     if converted.exists():
         return AutoModelForCausalLM.from_pretrained(converted, **load_options)
     try:
-        # Kept packed, as is the default, the weights would be unpacked again for every product.
-        loaded: object = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), **load_options
-        )
+        # transformers draws a progress bar here that none of its settings turns off.
+        with contextlib.redirect_stderr(io.StringIO()):
+            # Kept packed, as is the default, the weights would be unpacked again for every product.
+            loaded: object = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), **load_options
+            )
     except Exception as error:
         raise _explain(file, error) from error
     return loaded

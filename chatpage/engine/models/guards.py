@@ -35,8 +35,12 @@ _BLOCK_SIZE = 16
 _TRACE_LEN = 4
 
 
-def trace_layers(model: "PreTrainedModel") -> tuple[LayerSpec, ...]:
+def trace_layers(model: "PreTrainedModel", *, max_len: int) -> tuple[LayerSpec, ...]:
     """Run a few tokens through the model to learn what every attention layer asks for.
+
+    Args:
+        model: Loaded with our attention.
+        max_len: Longest sequence of the model; a window of this size changes nothing.
 
     Raises:
         UnsupportedModelError: A layer did not call the hook, called it twice, or asks for what the kernels do not do.
@@ -60,7 +64,7 @@ def trace_layers(model: "PreTrainedModel") -> tuple[LayerSpec, ...]:
         raise refusal(
             config, f"only {len(specs)} of its {num_layers} layers have attention; the others keep a state of their own"
         )
-    _check_windows(model, specs)
+    _check_windows(model, specs, max_len)
     return tuple(specs[layer] for layer in range(num_layers))
 
 
@@ -111,14 +115,17 @@ def _is_close(error: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool(error.median() < 0.1)
 
 
-def _check_windows(model: "PreTrainedModel", specs: dict[int, LayerSpec]) -> None:
+def _check_windows(model: "PreTrainedModel", specs: dict[int, LayerSpec], max_len: int) -> None:
     """Refuse a sliding window that only the mask knows; it may be far too long for a probe to reach."""
     text = model.config.get_text_config()
+    stated = getattr(text, "sliding_window", None)
+    if not stated or stated >= max_len:
+        return
+    reason = f"its sliding window of {stated} tokens is only in its mask (up to --max-model-len {stated} it is exact)"
     for layer, kind in enumerate(getattr(text, "layer_types", None) or ()):
         if kind == "sliding_attention" and not specs[layer].window:
-            raise refusal(model.config, f"layer {layer} has a sliding window that is only in its mask")
-    stated = getattr(text, "sliding_window", None)
-    if stated and not any(spec.window for spec in specs.values()):
+            raise refusal(model.config, reason)
+    if not any(spec.window for spec in specs.values()):
         ids = [_tokens(sum(_LENGTHS[-1]), 0, model)]
         with torch.inference_mode():
             (plain,) = _eager_logits(model, ids)
@@ -128,7 +135,7 @@ def _check_windows(model: "PreTrainedModel", specs: dict[int, LayerSpec]) -> Non
             finally:
                 text.sliding_window = stated
         if not torch.equal(plain, narrow):
-            raise refusal(model.config, f"its sliding window of {stated} tokens is only in its mask")
+            raise refusal(model.config, reason)
 
 
 def _tokens(count: int, seed: int, model: "PreTrainedModel") -> torch.Tensor:

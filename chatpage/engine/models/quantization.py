@@ -143,22 +143,23 @@ def can_be_int4(linear: nn.Linear) -> bool:
 
 def _multiply_wide(rows: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor) -> torch.Tensor:
     """Multiply after widening all weights to bfloat16; [num_rows, out_features]."""
-    codes = _unpack(packed)  # [lane blocks, in_features, 64]
     scales, zeros = scales_and_zeros.unbind(-1)  # [groups, out_features]
-    by_group = codes.to(rows.dtype).sub_(8).unflatten(1, (-1, GROUP_SIZE))
-    blocks = (scales.unflatten(1, (-1, 1, _LANES)).transpose(0, 1), zeros.unflatten(1, (-1, 1, _LANES)).transpose(0, 1))
-    weight = torch.addcmul(blocks[1], by_group, blocks[0])  # [lane blocks, groups, 32, 64]
-    y = torch.matmul(rows, weight.flatten(1, 2))  # [lane blocks, num_rows, 64]
-    return y.transpose(0, 1).reshape(rows.shape[0], -1)
+    weight = _unpack(packed, rows.dtype).unflatten(0, (-1, GROUP_SIZE))  # [groups, 32, out_features]
+    weight.mul_(scales[:, None]).add_((zeros - 8 * scales)[:, None])
+    return torch.mm(rows, weight.flatten(0, 1))
 
 
-def _unpack(packed: torch.Tensor) -> torch.Tensor:
-    """Return the codes uint8 [lane blocks, in_features, 64] of packed weights.
+def _unpack(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the codes 0 to 15 of packed weights, [in_features, out_features].
 
-    A byte holds rows r and r + 32 of a block of 64, low bits first; bytes go over the 32 rows, then the columns.
+    A byte holds the rows r and r + 32 of a block of 64, low bits first; bytes go over the 32 rows, then the columns.
     """
     pairs = packed.view(packed.shape[0] // _LANES, -1, _LANES // 2)
-    return torch.cat([pairs & 15, pairs >> 4], dim=-1)
+    codes = torch.empty(pairs.shape[1], pairs.shape[0], _LANES, dtype=dtype)
+    by_block = codes.transpose(0, 1)
+    by_block[..., : _LANES // 2] = pairs & 15
+    by_block[..., _LANES // 2 :] = pairs >> 4
+    return codes.flatten(1)
 
 
 @lru_cache(maxsize=1)
@@ -166,4 +167,4 @@ def _is_interleaved() -> bool:
     """Whether torch packs as `_unpack` expects; it depends on the CPU, so it is tried."""
     codes = torch.randint(0, 16, (2 * _LANES, GROUP_SIZE), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    return torch.equal(_unpack(packed).transpose(1, 2).reshape(codes.shape).int(), codes)
+    return torch.equal(_unpack(packed, torch.int32).T, codes)

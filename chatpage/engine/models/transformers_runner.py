@@ -48,7 +48,7 @@ class TransformersRunner:
         self._model_id = model_id
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
-        self._layer_specs = trace_layers(model)
+        self._layer_specs = trace_layers(model, max_len=max_model_len)
         self._vocab_size = compare_with_eager(model, self.forward, self._layer_specs, dtype=dtype, max_len=max_model_len)
 
     @property

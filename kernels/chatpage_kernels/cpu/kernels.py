@@ -144,7 +144,7 @@ class CpuKernels:
             by_shape.setdefault(tuple((cache.shape, cache.dtype) for cache in pair), []).extend(pair)
         for alike in by_shape.values():
             pointers = (ctypes.c_void_p * len(alike))(*(cache.data_ptr() for cache in alike))
-            shape = _cache_shape(alike[0], alike[1])
+            shape = cache_shape(alike[0], alike[1])
             threads = torch.get_num_threads() if len(alike) * len(copies) >= _COPIES_PER_TEAM else 1
             arguments = (pointers, len(alike) // 2, copies.data_ptr(), len(copies), shape, threads)
             _raise_if_failed(self.library.copy_blocks(*arguments))
@@ -163,7 +163,7 @@ class CpuKernels:
         _check_memory(key_cache, value_cache)
         if not is_packed(key_cache):
             return
-        shape = _cache_shape(key_cache, value_cache)
+        shape = cache_shape(key_cache, value_cache)
         for is_values, cache in enumerate((key_cache, value_cache)):
             threads = torch.get_num_threads()
             _raise_if_failed(self.library.convert(cache.data_ptr(), is_values, to_packed, shape, threads))
@@ -200,7 +200,7 @@ def _prepare(
         num_query_heads=query.shape[1],
         query_row_stride=query.stride(0),
         query_head_stride=query.stride(1),
-        cache=_cache_shape(key_cache, value_cache),
+        cache=cache_shape(key_cache, value_cache),
     )
     useful_threads = 1 + int(work.sum()) * key_cache.shape[2] // _WORK_PER_THREAD
     return _Prepared(plan, order, call, useful_threads)
@@ -214,7 +214,7 @@ def _prepare_write(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tens
         value_row_stride=value.stride(0),
         value_head_stride=value.stride(1),
         num_tokens=key.shape[0],
-        cache=_cache_shape(key_cache, value_cache),
+        cache=cache_shape(key_cache, value_cache),
     )
 
 
@@ -232,7 +232,8 @@ def _make_room(prepared: dict[tuple[object, ...], Any]) -> None:
         prepared.pop(next(iter(prepared)))
 
 
-def _cache_shape(key_cache: torch.Tensor, value_cache: torch.Tensor) -> CacheShape:
+def cache_shape(key_cache: torch.Tensor, value_cache: torch.Tensor) -> CacheShape:
+    """Return what the C++ side must know about the caches of a layer."""
     num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
     dtype = DTYPES[key_cache.dtype]
     return CacheShape(block_size, num_kv_heads, head_dim, value_cache.shape[3], dtype, is_packed(key_cache), num_blocks)

@@ -29,7 +29,7 @@ inline void score_vectors(const typename Dot::Act* query, int dim, const Tile<Do
       b[t] = Dot::load_b(panel[t]);
       panel[t] += tile.key_step;
     }
-    for (int i = 0; i < num_ahead; ++i) _mm_prefetch(ahead[i] + d / P * kCacheLine, _MM_HINT_T0);
+    for (int i = 0; i < num_ahead; ++i) _mm_prefetch(ahead[i] + d / P * kCacheLine, _MM_HINT_T1);
     for (int r = 0; r < R; ++r) {
       const typename Dot::A a = Dot::load_a(query + (int64_t)r * dim + d);
       for (int t = 0; t < T; ++t) sum[r][t] = Dot::mac(sum[r][t], a, b[t]);
@@ -64,7 +64,7 @@ inline void value_vectors(const typename Dot::Act* probability, const Tile<Dot>&
     for (int s = 0; s < kGroup / P; ++s, row += tile.value_step) {
       typename Dot::B b[T];
       for (int t = 0; t < T; ++t) b[t] = Dot::load_b(row + t * simd::kLanes * P);
-      for (int i = 0; i < num_ahead; ++i) _mm_prefetch(fetch.key[g] + s * row_ahead + ahead[i], _MM_HINT_T0);
+      for (int i = 0; i < num_ahead; ++i) _mm_prefetch(fetch.key[g] + s * row_ahead + ahead[i], _MM_HINT_T1);
       for (int r = 0; r < R; ++r) {
         const typename Dot::A a = Dot::load_a(probability + r * kTileTokens + g * kGroup + s * P);
         for (int t = 0; t < T; ++t) sum[r][t] = Dot::mac(sum[r][t], a, b[t]);

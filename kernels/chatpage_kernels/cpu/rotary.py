@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_
 
 import torch
 
-from chatpage_kernels.cpu.kernels import DTYPES, is_packed
+from chatpage_kernels.cpu.kernels import DTYPES, cache_shape
 from chatpage_kernels.cpu.library import CacheShape, Library
 
 _MAX_HEAD_DIM = 1024  # kMaxHeadDim of rotary.cpp
@@ -82,8 +82,6 @@ class CpuRotary:
         _check_rows(qkv, query, key_cache, value_cache)
         _check_positions(query, slot_mapping, positions, table)
         _check_norms(query.shape[2], query_norm, key_norm)
-        num_blocks, block_size, num_kv_heads, head_dim = key_cache.shape
-        cache_dtype = DTYPES[key_cache.dtype]
         return RotaryCall(
             qkv.data_ptr(),
             query.data_ptr(),
@@ -101,7 +99,7 @@ class CpuRotary:
             DTYPES[qkv.dtype],
             torch.get_num_threads() if self._has_threads else 1,
             norm_epsilon,
-            CacheShape(num_blocks, block_size, num_kv_heads, head_dim, head_dim, cache_dtype, is_packed(key_cache)),
+            cache_shape(key_cache, value_cache),
         )
 
     def run(self, call: RotaryCall) -> None:

@@ -9,7 +9,8 @@
 #include "dot.h"
 
 constexpr int kGroup = 16;
-constexpr int kTileTokens = 128;
+constexpr int kTileTokens = 128;    // the longest tile: reused by many rows, its overhead counts
+constexpr int kFewRowsTokens = 64;  // for rows of one strip: a tile and what is fetched ahead stay in the nearest cache
 constexpr int kTileGroups = kTileTokens / kGroup;
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
@@ -48,7 +49,7 @@ class TileReader {
     return (size_t)kTileTokens * (round_up(c.head_dim, 2) + round_up(c.value_dim, kGroup));
   }
 
-  TileReader(const AttentionCall& call, const int32_t* table, int head, int lo, int hi, Kv* scratch)
+  TileReader(const AttentionCall& call, const int32_t* table, int head, int lo, int hi, int tile_tokens, Kv* scratch)
       : c_(call.cache),
         keys_((const Elem*)call.key_cache),
         values_((const Elem*)call.value_cache),
@@ -56,6 +57,7 @@ class TileReader {
         head_(head),
         lo_(lo),
         hi_(hi),
+        tile_tokens_(tile_tokens),
         padded_(round_up(c_.value_dim, kGroup)),
         key_in_place_(c_.packed != 0),
         value_in_place_(c_.packed != 0 && padded_ == c_.value_dim),
@@ -64,7 +66,7 @@ class TileReader {
 
   void read(int first, Tile<Dot>* tile) {
     tile->first = first;
-    tile->num_groups = (std::min(first + kTileTokens, hi_) - first + kGroup - 1) / kGroup;
+    tile->num_groups = (std::min(first + tile_tokens_, hi_) - first + kGroup - 1) / kGroup;
     tile->key_step = (int64_t)(key_in_place_ ? c_.block_size : kGroup) * P;
     tile->value_step = (int64_t)padded_ * P;
     for (int g = 0; g < tile->num_groups; ++g) {
@@ -79,7 +81,7 @@ class TileReader {
   bool find_fetch(int first, Fetch* fetch) const {
     if (first >= hi_ || !key_in_place_ || !value_in_place_) return false;
     fetch->key_step = (int64_t)c_.block_size * P * (int64_t)sizeof(Kv);
-    for (int g = 0; g < kTileGroups; ++g) {
+    for (int g = 0; g < tile_tokens_ / kGroup; ++g) {
       const int position = std::min(first + g * kGroup, (hi_ - 1) / kGroup * kGroup);
       fetch->key[g] = (const char*)key_group(position);
       fetch->value[g] = (const char*)value_group(position);
@@ -141,7 +143,7 @@ class TileReader {
   const Elem* keys_;
   const Elem* values_;
   const int32_t* table_;
-  const int head_, lo_, hi_, padded_;
+  const int head_, lo_, hi_, tile_tokens_, padded_;
   const bool key_in_place_, value_in_place_;
   Kv* staged_keys_;
   Kv* staged_values_;

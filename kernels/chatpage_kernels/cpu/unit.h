@@ -71,14 +71,16 @@ class Unit {
         hi_(item[4]),
         part_(item[7]),
         padded_(round_up(call.cache.value_dim, kGroup)),
-        reader_(call, call.block_tables + (int64_t)item[2] * call.table_stride, head, item[3], item[4], scratch.staged) {}
+        tile_tokens_(num_rows_ <= Dot::kRows ? kFewRowsTokens : kTileTokens),
+        reader_(call, call.block_tables + (int64_t)item[2] * call.table_stride, head, item[3], item[4], tile_tokens_,
+                scratch.staged) {}
 
   void run(const Partials& partials) {
     load_queries();
     Tile<Dot> tile;
-    for (int first = lo_ / kGroup * kGroup; first < hi_; first += kTileTokens) {
+    for (int first = lo_ / kGroup * kGroup; first < hi_; first += tile_tokens_) {
       reader_.read(first, &tile);
-      run_strips(tile, first + kTileTokens);
+      run_strips(tile, first + tile_tokens_);
     }
     for (int r = 0; r < num_rows_; ++r) finish_row(r, partials);
   }
@@ -175,6 +177,6 @@ class Unit {
   const CacheShape& c_;
   const UnitScratch<Dot>& s_;
   const int32_t* rows_;
-  const int head_, group_, num_rows_, lo_, hi_, part_, padded_;
+  const int head_, group_, num_rows_, lo_, hi_, part_, padded_, tile_tokens_;
   TileReader<Dot, Store> reader_;
 };
