@@ -6,6 +6,7 @@ writes; and in the end every block has been given back.
 """
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Coroutine
@@ -219,10 +220,8 @@ class Conversations(RuleBasedStateMachine):
         chat_id = self.pick_chat(pick)
         if (reply := self.pick_node(chat_id, pick // 7, Role.ASSISTANT)) is None:
             return
-        try:
+        with contextlib.suppress(InvalidParameterError):  # the reply has fewer tokens
             self.start(chat_id, RunKind.FORK, reply, length, branch_at_token=kept)
-        except InvalidParameterError as error:
-            assert "branch_at_token" in str(error)
 
     @rule(pick=Picks)
     @precondition(lambda self: self.open_chats())

@@ -54,7 +54,7 @@ class WriteKv(Protocol):
 
 
 class CopyBlocks(Protocol):
-    """As `reference.copy_blocks`, with the key and the value cache of each layer in turn: a backend may arrange them differently."""
+    """As `reference.copy_blocks`, of the key and the value cache of each layer in turn: they may be arranged differently."""
 
     def __call__(self, caches: Sequence[torch.Tensor], copies: torch.Tensor) -> None: ...
 

@@ -30,6 +30,7 @@ from chatpage_kernels.bench_cases import (
     Case,
     Inputs,
     Model,
+    copy_of,
     make_inputs,
 )
 from chatpage_kernels.bench_peers import Contender, peers
@@ -121,7 +122,7 @@ class _Ceilings:
 
 def _reader(device: torch.device, num_bytes: int) -> tuple[int, Callable[[], object]]:
     """Return (bytes moved, function that moves them)."""
-    data = torch.ones(num_bytes // 4, device=device)
+    data = copy_of(torch.ones(num_bytes // 4, device=device))
     library = _cpu_library(device)
     if library is not None:
         return num_bytes, lambda: library.read_memory(data.data_ptr(), data.numel(), torch.get_num_threads())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from chatpage_kernels.bench_cases import Inputs
+from chatpage_kernels.bench_cases import Inputs, copy_of
 
 _WORKSPACE_BYTES = 256 << 20
 
@@ -70,13 +70,13 @@ def _expand(inputs: Inputs, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _contiguous_sdpa(inputs: Inputs) -> Callable[[int], torch.Tensor]:
-    key, value = (_expand(inputs, inputs.gather(cache)).contiguous() for cache in inputs.plain)
-    copies = [(key.clone(), value.clone()) for _ in inputs.caches]
+    key, value = (_expand(inputs, inputs.gather(cache)) for cache in inputs.plain)
+    copies = [(copy_of(key), copy_of(value)) for _ in inputs.caches]
     return lambda i: _attend(inputs, *copies[i % len(copies)])
 
 
 def _gathered_sdpa(inputs: Inputs) -> Callable[[int], torch.Tensor]:
-    copies = [tuple(cache.clone() for cache in inputs.plain) for _ in inputs.caches]
+    copies = [tuple(copy_of(cache) for cache in inputs.plain) for _ in inputs.caches]
 
     def run(i: int) -> torch.Tensor:
         key, value = (_expand(inputs, inputs.gather(cache)) for cache in copies[i % len(copies)])
@@ -94,8 +94,8 @@ def _flex_attention(inputs: Inputs) -> Callable[[int], torch.Tensor]:
     def sees(batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
         return key <= row + offset
 
-    key, value = (inputs.gather(cache).contiguous() for cache in inputs.plain)
-    copies = [(key.clone(), value.clone()) for _ in inputs.caches]
+    key, value = (inputs.gather(cache) for cache in inputs.plain)
+    copies = [(copy_of(key), copy_of(value)) for _ in inputs.caches]
     query = inputs.query.view(case.num_seqs, case.q_len, model.num_q_heads, model.head_dim).transpose(1, 2)
     try:
         mask = create_block_mask(sees, None, None, case.q_len, case.kv_len, device=query.device)
@@ -130,7 +130,7 @@ def _flashinfer(inputs: Inputs) -> Callable[[int], torch.Tensor]:
     else:
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
         wrapper.plan(starts * case.q_len, *blocks, *heads, causal=True, **types)
-    copies = [tuple(cache.clone() for cache in inputs.plain) for _ in inputs.caches]
+    copies = [tuple(copy_of(cache) for cache in inputs.plain) for _ in inputs.caches]
 
     def run(i: int) -> torch.Tensor:
         out = wrapper.run(inputs.query, copies[i % len(copies)])

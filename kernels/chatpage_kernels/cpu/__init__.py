@@ -43,10 +43,9 @@ def backend(dtype: torch.dtype, *, head_dim: int, kv_dtype: torch.dtype) -> Back
 
 def tiles(num_threads: int) -> tuple[Tile, Tile]:
     """Return the item sizes for decode and for prefill."""
-    # Threads take items as they get free: several items each even out, at a merge of a few rows per item.
-    workers = num_threads * 6
-    decode = Tile(max_rows=96, kv_tokens=64, num_workers=workers, split_tokens=256, item_cost=16, merge_cost=4)
-    return decode, decode
+    # Threads take units (item x KV head) as they get free, and a few each even out; more would cost more merges.
+    tile = Tile(max_rows=96, kv_tokens=64, num_workers=num_threads * 3, split_tokens=256, item_cost=16, merge_cost=4)
+    return tile, tile
 
 
 @cache

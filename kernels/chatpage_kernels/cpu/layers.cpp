@@ -38,7 +38,7 @@ int32_t run_layer(const LayerCall& layer, const StepCall& step) {
 
 }  // namespace
 
-// Stops at the first failure. Slots and positions are the same for all layers: a wrong one is refused before anything is written.
+// Stops at the first failure. Slots and positions are those of all layers: a wrong one is refused before anything is written.
 API int32_t chatpage_layers(const LayerCall* layers, int32_t num_layers, const StepCall* step) {
   for (int i = 0; i < num_layers; ++i) {
     if (int32_t status = run_layer(layers[i], *step)) return status;

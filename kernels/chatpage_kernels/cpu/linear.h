@@ -4,7 +4,7 @@
 //
 //     codes   two halves of 16 outputs; in each, vectors of 64 bytes hold 4 neighbouring inputs of each output, so that a dot
 //             product instruction (4 bytes x 4 bytes into 32 bits) needs no shuffle:
-//                 byte 4 * output + i  of vector j:  4-bit  low nibble = input 4 j + i, high nibble = input 16 + 4 j + i (j < 4)
+//                 byte 4 * output + i of vector j:  4-bit  low nibble = input 4 j + i, high nibble = input 16 + 4 j + i (j < 4)
 //                                                    8-bit  input 4 j + i, plus 128 (j < 8)
 //     scales  32 x fp16, one per output
 //     mins    32 x fp16 (Q4_1 only)
@@ -27,10 +27,6 @@ struct GroupLayout {
   static constexpr int kScales = 2 * kHalfBytes, kMins = kScales + 2 * kPanelOutputs;
   static constexpr int kBytes = kHasMins ? kMins + 2 * kPanelOutputs : kMins;
 };
-
-inline int64_t group_bytes(int32_t format) {
-  return format == kQ4_0 ? GroupLayout<kQ4_0>::kBytes : format == kQ4_1 ? GroupLayout<kQ4_1>::kBytes : GroupLayout<kQ8_0>::kBytes;
-}
 
 // A group of 32 activations of one row: value = scale * code. What the products need of their sum is kept beside them.
 struct ActivationGroup {

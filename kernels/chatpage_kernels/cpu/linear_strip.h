@@ -1,6 +1,6 @@
 // The product of a strip of activation rows with one panel of weights, in registers from the first group of inputs to the last.
 //
-// The order of additions is that of the groups for every strip height and instruction set; sums inside a group are whole numbers.
+// The order of additions is that of the groups for every strip height and instruction set; inside a group, sums are exact.
 #pragma once
 #include <cstring>
 
@@ -46,7 +46,8 @@ inline void multiply_group(const uint8_t* const (&codes)[2], const ActivationGro
   } else {
 #pragma GCC unroll 4
     for (int j = 0; j < kGroupInputs / 8; ++j) {
-      const simd::Bytes both[2] = {simd::load_bytes(codes[0] + j * kVectorBytes), simd::load_bytes(codes[1] + j * kVectorBytes)};
+      const int at = j * kVectorBytes;
+      const simd::Bytes both[2] = {simd::load_bytes(codes[0] + at), simd::load_bytes(codes[1] + at)};
       const simd::Bytes low[2] = {simd::low_nibbles(both[0]), simd::low_nibbles(both[1])};
       for (int r = 0; r < R; ++r) {
         const simd::Bytes a = broadcast4(x[r]->code + 4 * j);

@@ -10,7 +10,7 @@
 
 constexpr int kGroup = 16;
 constexpr int kTileTokens = 128;    // the longest tile: reused by many rows, its overhead counts
-constexpr int kFewRowsTokens = 64;  // for rows of one strip: a tile and what is fetched ahead stay in the nearest cache
+constexpr int kFewRowsTokens = 64;  // for few rows: a tile, what they add up and what is fetched ahead share the nearest cache
 constexpr int kTileGroups = kTileTokens / kGroup;
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
@@ -59,6 +59,8 @@ class TileReader {
         hi_(hi),
         tile_tokens_(tile_tokens),
         padded_(round_up(c_.value_dim, kGroup)),
+        key_block_(block_elements(c_, c_.head_dim)),
+        value_block_(block_elements(c_, c_.value_dim)),
         key_in_place_(c_.packed != 0),
         value_in_place_(c_.packed != 0 && padded_ == c_.value_dim),
         staged_keys_(scratch),
@@ -69,11 +71,12 @@ class TileReader {
     tile->num_groups = (std::min(first + tile_tokens_, hi_) - first + kGroup - 1) / kGroup;
     tile->key_step = (int64_t)(key_in_place_ ? c_.block_size : kGroup) * P;
     tile->value_step = (int64_t)padded_ * P;
+    if (key_in_place_) locate(first, tile->num_groups, tile->key, tile->value);
     for (int g = 0; g < tile->num_groups; ++g) {
       const int position = first + g * kGroup;
       const bool is_whole = position >= lo_ && position + kGroup <= hi_;
-      tile->key[g] = key_in_place_ ? key_group(position) : stage_key(g, position);
-      tile->value[g] = value_in_place_ && is_whole ? value_group(position) : stage_value(g, position);
+      if (!key_in_place_) tile->key[g] = stage_key(g, position);
+      if (!value_in_place_ || !is_whole) tile->value[g] = stage_value(g, position);
     }
   }
 
@@ -81,10 +84,12 @@ class TileReader {
   bool find_fetch(int first, Fetch* fetch) const {
     if (first >= hi_ || !key_in_place_ || !value_in_place_) return false;
     fetch->key_step = (int64_t)c_.block_size * P * (int64_t)sizeof(Kv);
-    for (int g = 0; g < tile_tokens_ / kGroup; ++g) {
-      const int position = std::min(first + g * kGroup, (hi_ - 1) / kGroup * kGroup);
-      fetch->key[g] = (const char*)key_group(position);
-      fetch->value[g] = (const char*)value_group(position);
+    const int num_groups = tile_tokens_ / kGroup, num_there = std::min(num_groups, (hi_ - first + kGroup - 1) / kGroup);
+    const Kv *key[kTileGroups], *value[kTileGroups];
+    locate(first, num_there, key, value);
+    for (int g = 0; g < num_groups; ++g) {
+      fetch->key[g] = (const char*)key[std::min(g, num_there - 1)];
+      fetch->value[g] = (const char*)value[std::min(g, num_there - 1)];
     }
     return true;
   }
@@ -93,13 +98,21 @@ class TileReader {
   const Elem* block(const Elem* cache, int position, int dim) const {
     return cache + (int64_t)table_[position / c_.block_size] * block_elements(c_, dim);
   }
-  const Kv* key_group(int position) const {
-    const Elem* start = block(keys_, position, c_.head_dim);
-    return (const Kv*)(start + Packed<Elem>::key(c_, head_, position % c_.block_size, 0));
-  }
-  const Kv* value_group(int position) const {
-    const Elem* start = block(values_, position, c_.value_dim);
-    return (const Kv*)(start + Packed<Elem>::value(c_, head_, position % c_.block_size, 0));
+
+  // Where the groups from position `first` on lie in packed blocks. Divides once: a division costs as much as many products.
+  void locate(int first, int num_groups, const Kv** key, const Kv** value) const {
+    const int64_t key_head = Packed<Elem>::key(c_, head_, 0, 0), value_head = Packed<Elem>::value(c_, head_, 0, 0);
+    const int32_t* entry = table_ + first / c_.block_size;
+    int row = first % c_.block_size;
+    for (int g = 0; g < num_groups; ++g) {
+      key[g] = (const Kv*)(keys_ + *entry * key_block_ + key_head + row * P);
+      value[g] = (const Kv*)(values_ + *entry * value_block_ + value_head + (int64_t)row * c_.value_dim);
+      row += kGroup;
+      if (row == c_.block_size) {
+        row = 0;
+        ++entry;
+      }
+    }
   }
 
   bool is_inside(int position) const { return position >= lo_ && position < hi_; }
@@ -144,6 +157,7 @@ class TileReader {
   const Elem* values_;
   const int32_t* table_;
   const int head_, lo_, hi_, tile_tokens_, padded_;
+  const int64_t key_block_, value_block_;
   const bool key_in_place_, value_in_place_;
   Kv* staged_keys_;
   Kv* staged_values_;

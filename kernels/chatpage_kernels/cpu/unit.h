@@ -71,7 +71,7 @@ class Unit {
         hi_(item[4]),
         part_(item[7]),
         padded_(round_up(call.cache.value_dim, kGroup)),
-        tile_tokens_(num_rows_ <= Dot::kRows ? kFewRowsTokens : kTileTokens),
+        tile_tokens_(num_rows_ <= 4 * Dot::kRows ? kFewRowsTokens : kTileTokens),
         reader_(call, call.block_tables + (int64_t)item[2] * call.table_stride, head, item[3], item[4], tile_tokens_,
                 scratch.staged) {}
 
