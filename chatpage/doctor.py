@@ -18,7 +18,6 @@ from chatpage.config import EngineConfig
 from chatpage.engine.core import Engine
 from chatpage.engine.kv_cache import backend_for
 from chatpage.engine.memory_limits import available_memory
-from chatpage.engine.models.loading import resolve_dtype
 from chatpage.errors import ChatpageError
 from chatpage.terminal.text import count, format_bytes
 from chatpage_kernels.cpu import features, toolchain
@@ -71,7 +70,7 @@ def describe_engine(engine: Engine) -> Iterable[Row]:
     yield "", model.description
     yield "device", str(model.device)
     yield "dtype", str(model.dtype).removeprefix("torch.")
-    yield "quantization", resolve_dtype(config, model.device)[1]
+    yield "computed by", model.computed_by
     yield "threads", str(torch.get_num_threads())
     yield "context", f"{count(engine.max_model_len, 'token')} (the model allows {model.runner.max_model_len:,})"
     yield "attention", f"{backend.name}: {backend.reason}"

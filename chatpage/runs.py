@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from chatpage.events import SampleFinished
+from chatpage.events import FinishReason, SampleFinished
 from chatpage.server.protocol import DeltaEntry, RunCreated, RunDelta, RunDone, RunMessage, RunSnapshot, SampleDone
 from chatpage.server.views import ErrorView, SampleView, UsageView
 from chatpage.store.records import ConversationId, NodeId, RunId, RunStatus, UserId
@@ -24,6 +24,7 @@ from chatpage.store.records import ConversationId, NodeId, RunId, RunStatus, Use
 KEPT_EVENTS = 2048
 KEPT_ENDED_RUNS = 256
 KEPT_ENDED_S = 600.0
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)  # the engine holds nothing back when a sample ends like this
 _END_FIELDS = ("finish_reason", "detail", "ttft_ms", "tok_s", "sum_logprob", "usage")
 
 
@@ -57,6 +58,10 @@ class SampleLog:
     def settle(self) -> None:
         """Nothing is held back any more: all tokens belong to the text there is."""
         self.num_settled_parts, self.num_settled_tokens = len(self.parts), len(self.token_ids)
+
+    def drop_unsettled(self) -> None:
+        """Forget tokens whose text never came, such as half a character: whoever goes on from here makes them anew."""
+        del self.parts[self.num_settled_parts :], self.token_ids[self.num_settled_tokens :]
 
     def view(self) -> SampleView:
         running = SampleView(
@@ -120,7 +125,10 @@ class RunLog:
     ) -> None:
         """Log the end of a sample; `finished` is the engine's word about it, if it had one."""
         log = self.samples[sample]
-        log.settle()
+        if finish_reason in _WHOLE:
+            log.settle()
+        else:
+            log.drop_unsettled()
         log.finished = finished
         log.done = SampleDone(
             run_id=self.run_id,

@@ -1,9 +1,9 @@
-"""Writes a tiny llama as a GGUF file, as llama.cpp's converter would."""
+"""Writes a tiny llama (or qwen) as a GGUF file, as llama.cpp's converter would."""
 
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -11,19 +11,22 @@ from tests.tiny_models import save_tiny_llama
 
 NUM_TOKENS = 260  # of the tiny tokenizer, and one more
 _NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "input_layernorm.weight": "attn_norm.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
+_EMBEDDINGS = frozenset({"token_embd.weight", "output.weight"})
 
 
 def save_gguf_llama(folder: Path, *, seed: int = 0) -> Path:
@@ -31,12 +34,25 @@ def save_gguf_llama(folder: Path, *, seed: int = 0) -> Path:
     return save_tiny_llama(folder, seed=seed, vocab_size=NUM_TOKENS)
 
 
-def write_llama_gguf(folder: Path, file: Path) -> Path:
-    """Write the model and the tokenizer of `folder` (from `save_gguf_llama`) to `file`, weights in float32."""
+def write_llama_gguf(
+    folder: Path,
+    file: Path,
+    *,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
+    extra: dict[str, NDArray[np.float32]] | None = None,
+) -> Path:
+    """Write the model and the tokenizer of `folder` (from `save_gguf_llama`, or a qwen of as many tokens) to `file`.
+
+    Args:
+        folder: The model.
+        file: To be written.
+        quantization: Of the matrices; embedding and head have 8 bits if it is not F32.
+        extra: More tensors, by their names in the file.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
     config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    writer = GGUFWriter(file, "llama")
+    writer = GGUFWriter(file, config.model_type)
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -44,6 +60,9 @@ def write_llama_gguf(folder: Path, file: Path) -> Path:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    if config.model_type == "qwen3":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
@@ -63,9 +82,11 @@ def write_llama_gguf(folder: Path, file: Path) -> Path:
     writer.add_chat_template(tokenizer.chat_template)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in load_file(folder / "model.safetensors").items():
-        num_heads = next((count for part, count in heads.items() if part in name), None)
+        num_heads = next((count for part, count in heads.items() if part in name and config.model_type == "llama"), None)
         rows = weight if num_heads is None else _interleave(weight, num_heads)
-        writer.add_tensor(_gguf_name(name), np.ascontiguousarray(rows))
+        _add_tensor(writer, _gguf_name(name), np.ascontiguousarray(rows), quantization)
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -73,14 +94,23 @@ def write_llama_gguf(folder: Path, file: Path) -> Path:
     return file
 
 
+def _add_tensor(writer: GGUFWriter, name: str, weight: NDArray[np.float32], quantization: GGMLQuantizationType) -> None:
+    if weight.ndim == 1 or quantization == GGMLQuantizationType.F32:
+        writer.add_tensor(name, weight)
+        return
+    kind = GGMLQuantizationType.Q8_0 if name in _EMBEDDINGS else quantization
+    writer.add_tensor(name, quants.quantize(weight, kind), raw_dtype=kind)
+
+
 def _gguf_name(name: str) -> str:
-    if name in _NAMES:
-        return _NAMES[name]
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}"
+    stem, _, kind = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{kind}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
 def _interleave(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     """Reorder the rows of a projection to the rotary layout of GGUF, pairs side by side."""
-    rows, columns = weight.shape
-    return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    half = len(weight) // num_heads // 2
+    return weight.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)

@@ -186,6 +186,16 @@ def test_a_token_is_settled_once_its_text_is_there() -> None:
     assert (sample.view().num_tokens, sample.view().num_prefix_tokens) == (4, 2)
 
 
+@pytest.mark.parametrize(("reason", "token_ids"), [("stop", [1, 2]), ("length", [1, 2]), ("abort", [1]), ("error", [1])])
+def test_half_a_character_is_dropped_when_a_sample_is_cut_and_an_end_token_is_kept(reason: str, token_ids: list[int]) -> None:
+    """A reply that was stopped inside a character and continued once lost a character of its text, or had one twice."""
+    log = new_log(1)
+    log.append_delta(0, "a", (1,))
+    log.append_delta(0, "", (2,))
+    log.end_sample(0, reason, USAGE)
+    assert (log.samples[0].token_ids, log.samples[0].text) == (token_ids, "a")
+
+
 def test_log_probabilities_that_are_no_numbers_are_left_out() -> None:
     """JSON has no word for minus infinity."""
 

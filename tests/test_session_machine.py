@@ -70,6 +70,7 @@ class Conversations(RuleBasedStateMachine):
         self.roles: dict[str, Role] = {}
         self.texts: dict[str, str] = {}  # of nodes that ended
         self.prefixes: dict[str, str] = {}  # of nodes that stream: what they began with
+        self.writers: dict[str, str] = {}  # node to the run that wrote into it last
         self.live: dict[str, tuple[RunCreated, asyncio.Task[Copy]]] = {}
         self.num_messages = 0
         self.engine = AsyncEngine(load=lambda _: shared_engine())
@@ -138,6 +139,7 @@ class Conversations(RuleBasedStateMachine):
             self.texts[created.input_node_id] = options["input"]
         for node_id in created.node_ids:
             self.prefixes[node_id] = self.texts.pop(node_id, "")
+            self.writers[node_id] = created.run_id
             if node_id not in chat.parents:
                 chat.parents[node_id] = created.parent_id
                 self.roles[node_id] = Role.ASSISTANT
@@ -155,6 +157,9 @@ class Conversations(RuleBasedStateMachine):
 
     def compare(self, created: RunCreated, copy: Copy, *, crashed: bool = False) -> None:
         for i, node_id in enumerate(created.node_ids):
+            if self.writers[node_id] != created.run_id:  # it was continued since
+                self.prefixes[node_id] = self.texts.get(node_id, "") if crashed else copy.texts[i]
+                continue
             holder = next(chat_id for chat_id, chat in self.chats.items() if node_id in chat.parents and not chat.is_deleted)
             node = self.do(self.store.get_node.aio(LOCAL_USER, ConversationId(holder), NodeId(node_id)))
             assert node.status is not NodeStatus.STREAMING

@@ -15,6 +15,7 @@ from chatpage.engine.block_pool import BlockCopy
 from chatpage.engine.memory_limits import available_memory
 from chatpage.errors import ConfigError
 from chatpage_kernels.backend import Backend, select_backend
+from chatpage_kernels.cpu import huge_pages
 
 if TYPE_CHECKING:
     from chatpage.config import EngineConfig
@@ -119,6 +120,8 @@ class KvCache:
             for spec in specs
         )
         self._tensors = [tensor for layer in self.layers for tensor in layer]
+        for tensor in self._tensors:
+            huge_pages.advise(tensor)
         self._num_touched = 0  # blocks from here on were never written
 
     @classmethod

@@ -199,10 +199,11 @@ class RunDriver:
                 self._prompt_usage = (event.prompt_tokens, event.cached_tokens)
             case TokenDelta():
                 logprob = sum(token.logprob for token in event.logprobs) if event.logprobs else None
-                # Text without tokens is what was held back when a sample was stopped. Half a character is no text: if the
-                # sample goes on later, its other half brings the whole.
+                # Text without tokens is what was held back when a sample was stopped. Half a character is no text: its
+                # tokens are dropped, and made anew if the sample goes on.
                 text = event.text if event.token_ids else event.text.rstrip("\ufffd")
-                self.log.append_delta(event.sample, text, event.token_ids, logprob)
+                if text or event.token_ids:
+                    self.log.append_delta(event.sample, text, event.token_ids, logprob)
             case SampleFinished():
                 status = _STATUS[event.finish_reason]
                 self._end_sample(event.sample, status, event.finish_reason, event.detail, finished=event)

@@ -58,5 +58,5 @@ def _requantize(rows: np.ndarray, kind: GGMLQuantizationType) -> QuantizedRows:
     parts = []
     for first in range(0, len(rows), _ROWS_AT_ONCE):
         values = dequantize(rows[first : first + _ROWS_AT_ONCE], kind)
-        parts.append(quantize(torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)), 8))
+        parts.append(quantize(torch.from_numpy(np.array(values, np.float32)), 8))  # F32 comes as a view of the file
     return QuantizedRows(Format.Q8_0, torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts]))

@@ -30,7 +30,15 @@ def reference_backend(*_: Any, **__: Any) -> Backend:
 class Driver:
     """A runner with a poisoned KV cache that is handed out block by block, in no order."""
 
-    def __init__(self, runner: ModelRunner, *, dtype: torch.dtype = torch.float32, num_blocks: int = 48, block_size: int = 4):
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        dtype: torch.dtype = torch.float32,
+        num_blocks: int = 48,
+        block_size: int = 4,
+        backend: Backend | None = None,
+    ) -> None:
         self.runner = runner
         self.cache = KvCache(
             runner.layer_specs,
@@ -38,7 +46,7 @@ class Driver:
             block_size=block_size,
             dtype=dtype,
             device=CPU,
-            backend=reference_backend(),
+            backend=backend or reference_backend(),
         )
         self.cache.poison()
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7))

@@ -9,6 +9,8 @@ import torch
 from chatpage.config import EngineConfig
 from chatpage.engine.core import Engine
 from chatpage.engine.models import default_model
+from chatpage.prompt import Message, render_prompt
+from chatpage.sampling_params import SamplingParams
 from tests.engine.engines import assert_whole, greedy, outputs, run_all
 
 NUM_TOKENS = 200
@@ -42,11 +44,8 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def prompts(engine: Engine) -> list[list[int]]:
-    return [
-        engine.tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False)
-        for q in QUESTIONS
-    ]
+def prompts(engine: Engine) -> list[tuple[int, ...]]:
+    return [render_prompt(engine.tokenizer, [Message("user", question)]).token_ids for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def reference() -> Any:
 
 
 @pytest.fixture(scope="module")
-def generated(engine: Engine, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+def generated(engine: Engine, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """What the engine says to all prompts, side by side."""
     ids = [engine.add_request(prompt, greedy(max_tokens=NUM_TOKENS)) for prompt in prompts]
     events = run_all(engine)
@@ -76,7 +75,7 @@ def _whole(engine: Engine) -> Iterator[None]:
 
 @pytest.mark.parametrize("index", range(len(QUESTIONS)))
 def test_every_token_is_the_likeliest_one_of_transformers(
-    reference: Any, prompts: list[list[int]], generated: list[tuple[int, ...]], index: int
+    reference: Any, prompts: list[tuple[int, ...]], generated: list[tuple[int, ...]], index: int
 ) -> None:
     """One pass over prompt and answer says what greedy generation says token by token, by induction, and costs far less."""
     prompt, answer = prompts[index], generated[index]
@@ -87,7 +86,7 @@ def test_every_token_is_the_likeliest_one_of_transformers(
 
 
 def test_generate_of_transformers_says_the_same(
-    reference: Any, prompts: list[list[int]], generated: list[tuple[int, ...]]
+    reference: Any, prompts: list[tuple[int, ...]], generated: list[tuple[int, ...]]
 ) -> None:
     count = 40
     output = reference.generate(
@@ -97,10 +96,48 @@ def test_generate_of_transformers_says_the_same(
 
 
 def test_a_prompt_alone_with_part_of_it_cached_gets_the_same_tokens(
-    engine: Engine, prompts: list[list[int]], generated: list[tuple[int, ...]]
+    engine: Engine, prompts: list[tuple[int, ...]], generated: list[tuple[int, ...]]
 ) -> None:
     engine.clear_cache()
     engine.add_request(prompts[10][:71], greedy(), prefill_only=True)
     run_all(engine)
     request_id = engine.add_request(prompts[10], greedy(max_tokens=100))
     assert outputs(run_all(engine), request_id) == [generated[10][:100]]
+
+
+def test_chunks_of_seven_tokens_change_nothing(
+    engine: Engine, prompts: list[tuple[int, ...]], generated: list[tuple[int, ...]]
+) -> None:
+    config = engine.config.model_copy(update={"max_batched_tokens": 7, "kv_memory": 2**26})
+    chunked = Engine(config, engine.model)
+    request_id = chunked.add_request(prompts[4], greedy(max_tokens=24))
+    assert outputs(run_all(chunked), request_id) == [generated[4][:24]]
+    assert_whole(chunked)
+
+
+def test_every_possible_cached_prefix_changes_nothing(
+    engine: Engine, prompts: list[tuple[int, ...]], generated: list[tuple[int, ...]]
+) -> None:
+    prompt = prompts[15]
+    for cached in range(1, len(prompt) + 1):
+        engine.clear_cache()
+        engine.add_request(prompt[:cached], greedy(), prefill_only=True)
+        run_all(engine)
+        assert engine.prefix_cost(prompt).cached_tokens == cached
+        request_id = engine.add_request(prompt, greedy(max_tokens=6))
+        assert outputs(run_all(engine), request_id) == [generated[15][:6]]
+
+
+def test_a_sample_is_the_same_for_n_of_1_3_and_8_and_beside_sixteen_others(
+    engine: Engine, prompts: list[tuple[int, ...]]
+) -> None:
+    def samples(n: int) -> list[tuple[int, ...]]:
+        request_id = engine.add_request(prompts[0], SamplingParams(n=n, seed=11, max_tokens=16))
+        return outputs(run_all(engine), request_id)
+
+    alone = samples(8)
+    assert samples(1) == alone[:1]
+    assert samples(3) == alone[:3]
+    for i in range(16):
+        engine.add_request(prompts[i + 1], SamplingParams(seed=i, max_tokens=16))
+    assert samples(8) == alone

@@ -8,9 +8,8 @@ import torch
 
 from chatpage_kernels import plan_attention
 from chatpage_kernels.cpu import tiles
-from chatpage_kernels.cpu.kernels import CpuKernels
+from chatpage_kernels.cpu.kernels import CpuKernels, PreparedAttention
 from chatpage_kernels.cpu.layers import CpuLayers, Layer
-from chatpage_kernels.cpu.library import AttentionCall
 from chatpage_kernels.cpu.rotary import CpuRotary
 from chatpage_kernels.plan import AttentionPlan
 from chatpage_kernels.quantized_linear import cpp_backend
@@ -79,19 +78,9 @@ def _run_parts(kernels: CpuKernels, layers: list[Layer], hidden: torch.Tensor, p
     return hidden
 
 
-def _attention_call(kernels: CpuKernels, layers: CpuLayers, layer: Layer, plan: AttentionPlan) -> AttentionCall:
-    """Return the call that the launcher would make for this plan, over the buffers of the layers."""
-    made: list[AttentionCall] = []
-
-    def record(call: AttentionCall) -> int:
-        made.append(AttentionCall.from_buffer_copy(call))
-        return 0
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.library, "attention", record)
-        kernels.paged_attention(layers.query[:4], layer.key_cache, layer.value_cache, plan, scale=SCALE)
-    made[0].out = layers.attended.data_ptr()
-    return made[0]
+def _prepare(kernels: CpuKernels, layers: CpuLayers, layer: Layer, plan: AttentionPlan) -> PreparedAttention:
+    rows = slice(plan.num_tokens)
+    return kernels.prepare(layers.query[rows], layers.attended[rows], layer.key_cache, layer.value_cache, plan, scale=SCALE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -103,7 +92,8 @@ def test_one_call_equals_its_parts(kernels: CpuKernels, has_norms: bool, dtype: 
     expected = _run_parts(kernels, alone, hidden, plan)
     layers = CpuLayers(kernels.library, together, TABLE, max_rows=7)
     layers.hidden[:4] = hidden
-    layers.run(4, SLOTS, POSITIONS, [_attention_call(kernels, layers, together[0], plan)])
+    prepared = _prepare(kernels, layers, together[0], plan)
+    layers.run(4, SLOTS, POSITIONS, [prepared.call])
     assert torch.equal(layers.hidden[:4], expected)
     for a, b in zip(alone, together, strict=True):
         assert torch.equal(a.key_cache, b.key_cache)
@@ -113,7 +103,7 @@ def test_one_call_equals_its_parts(kernels: CpuKernels, has_norms: bool, dtype: 
 def test_what_is_out_of_range_is_refused_before_anything_is_written(kernels: CpuKernels) -> None:
     layer, plan = _layer(0, has_norms=False), _plan()
     layers = CpuLayers(kernels.library, [layer], TABLE, max_rows=4)
-    call = _attention_call(kernels, layers, layer, plan)
+    prepared = _prepare(kernels, layers, layer, plan)
     before = layer.key_cache.clone()
     for slots, positions in (
         (SLOTS + 96, POSITIONS),
@@ -122,10 +112,20 @@ def test_what_is_out_of_range_is_refused_before_anything_is_written(kernels: Cpu
         (SLOTS, POSITIONS.int()),
     ):
         with pytest.raises(ValueError, match=r"outside|slots"):
-            layers.run(4, slots, positions, [call])
+            layers.run(4, slots, positions, [prepared.call])
     with pytest.raises(ValueError, match="at most 4"):
-        layers.run(5, SLOTS, POSITIONS, [call])
+        layers.run(5, SLOTS, POSITIONS, [prepared.call])
     assert torch.equal(layer.key_cache, before)
+
+
+def test_attention_is_not_prepared_over_buffers_that_do_not_fit(kernels: CpuKernels) -> None:
+    layer, plan = _layer(0, has_norms=False), _plan()
+    caches, query = (layer.key_cache, layer.value_cache), torch.zeros(4, NUM_Q, HEAD_DIM)
+    for out in (query[:3], query.bfloat16(), torch.zeros(HEAD_DIM, NUM_Q, 4).permute(2, 1, 0)):
+        with pytest.raises(ValueError, match="out is"):
+            kernels.prepare(query, out, *caches, plan, scale=SCALE)
+    with pytest.raises(ValueError, match="the plan has 4 tokens"):
+        kernels.prepare(query[:3], query[:3], *caches, plan, scale=SCALE)
 
 
 def test_layers_that_do_not_fit_are_refused(kernels: CpuKernels) -> None:

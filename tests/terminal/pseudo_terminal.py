@@ -22,6 +22,11 @@ CTRL_D = "\x04"
 _TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+def _environment() -> dict[str, str]:
+    """Ours, less the size of our own terminal, which would hide the size of the one that is made."""
+    return {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+
+
 class PseudoTerminal:
     """A program on a terminal of a given size; leaving the block ends it."""
 
@@ -35,7 +40,7 @@ class PseudoTerminal:
             stdout=child,
             stderr=child,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": paths, "TERM": "xterm-256color", "LANG": "C.UTF-8", **environment},
+            env={**_environment(), "PYTHONPATH": paths, "TERM": "xterm-256color", "LANG": "C.UTF-8", **environment},
         )
         os.close(child)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read can end inside a character

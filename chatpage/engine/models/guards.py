@@ -90,7 +90,8 @@ def compare_with_eager(
     sequences = [_tokens(sum(chunks), seed, model) for seed, chunks in enumerate(lengths)]
     with torch.inference_mode():
         expected = torch.cat(_eager_logits(model, sequences))
-        actual = torch.cat(_paged_logits(model, forward, specs, sequences, cuts=[first for first, _ in lengths], dtype=dtype))
+        cuts = [first for first, _ in lengths]
+        actual = torch.cat(paged_logits(forward, specs, sequences, cuts=cuts, dtype=dtype, device=model.device))
     error = (actual - expected).norm(dim=-1) / (expected - expected.mean(-1, keepdim=True)).norm(dim=-1).clamp_min(1e-30)
     if not _is_close(error, dtype):
         worst = f"{error.max():.1e} ({torch.finfo(dtype).eps:.0e} is the rounding of {dtype})"
@@ -159,18 +160,27 @@ def _implementation(model: "PreTrainedModel", name: str) -> Iterator[None]:
         model.set_attn_implementation(IMPLEMENTATION)
 
 
-def _paged_logits(
-    model: "PreTrainedModel",
+def paged_logits(
     forward: Forward,
     specs: Sequence[LayerSpec],
     sequences: Sequence[torch.Tensor],
     *,
     cuts: Sequence[int],
     dtype: torch.dtype,
+    device: torch.device,
 ) -> list[torch.Tensor]:
-    """Compute all sequences together in two steps; return the logits of every token, per sequence."""
+    """Compute all sequences together in two steps; return the logits of every token, per sequence.
+
+    Args:
+        forward: A pass over a KV cache.
+        specs: Of the layers.
+        sequences: int64 token ids of each sequence.
+        cuts: Of each sequence, how many tokens belong to the first step.
+        dtype: Of the KV cache.
+        device: Where the model computes.
+    """
     num_blocks = [-(-len(ids) // _BLOCK_SIZE) for ids in sequences]
-    cache = KvCache(specs, num_blocks=sum(num_blocks), block_size=_BLOCK_SIZE, dtype=dtype, device=model.device)
+    cache = KvCache(specs, num_blocks=sum(num_blocks), block_size=_BLOCK_SIZE, dtype=dtype, device=device)
     cache.poison()
     free = list(range(1, sum(num_blocks), 2)) + list(range(0, sum(num_blocks), 2))
     tables = [[free.pop() for _ in range(count)] for count in num_blocks]
@@ -178,8 +188,8 @@ def _paged_logits(
     parts: list[list[torch.Tensor]] = [[] for _ in sequences]
     for spans in steps:
         rows = [_row(ids, table, *span) for ids, table, span in zip(sequences, tables, spans, strict=True)]
-        batch = build_batch(rows, model.device)
-        batch = replace(batch, logit_rows=torch.arange(batch.num_tokens, device=model.device))
+        batch = build_batch(rows, device)
+        batch = replace(batch, logit_rows=torch.arange(batch.num_tokens, device=device))
         logits = forward(batch, cache).split([stop - start for start, stop in spans])
         for part, of_sequence in zip(parts, logits, strict=True):
             part.append(of_sequence)

@@ -5,6 +5,7 @@ equal those of the model's own attention; whatever is wrong is an error that nam
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from chatpage.config import DEFAULT_MODEL, EngineConfig
 from chatpage.engine.attention import IMPLEMENTATION, register
 from chatpage.engine.model_runner import ModelRunner
-from chatpage.engine.models import architecture, default_model, gguf_files, hub
+from chatpage.engine.models import architecture, default_model, fused_loading, gguf_files, hub
+from chatpage.engine.models.fused_runner import KV_DTYPE
+from chatpage.engine.models.gguf_tensors import GgufTensors
 from chatpage.engine.models.identity import model_id, weights_digest
 from chatpage.engine.models.quantization import quantize_linears
 from chatpage.engine.models.tokenizer import eos_token_ids, load_tokenizer
@@ -24,6 +27,8 @@ from chatpage.errors import BrokenModelError, ConfigError, ModelNotFoundError, U
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
@@ -59,6 +64,7 @@ class LoadedModel:
         dtype: Of activations and KV cache.
         device: Where it computes.
         description: For people: architecture, size, dtype, quantization.
+        computed_by: For people: which runner, and why not the other.
     """
 
     name: str
@@ -67,6 +73,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     description: str
+    computed_by: str
 
 
 def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedModel:
@@ -84,13 +91,55 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = resolve_device(config.device)
-    dtype, bits = resolve_dtype(config, device)
+    resolve_dtype(config, device)  # a setting that cannot be is refused before a model is fetched
     files = find_model(config.model, show_progress=show_progress)
     settings = architecture.read_config(files.settings)
-    architecture.check_architecture(settings)
+    reason = fused_loading.why_not(config, files.gguf, settings, device)
+    if reason:  # else it is of the llama family; to ask transformers imports the code of the model, which takes a second
+        architecture.check_architecture(settings)
     max_len = architecture.max_model_len(settings, config.max_model_len)
-    tokenizer = load_tokenizer(files.settings)
+    if not reason:
+        fused = _load_fused(config, files, settings, max_len=max_len, show_progress=show_progress)
+        if isinstance(fused, LoadedModel):
+            return fused
+        reason = fused
+    return _load_with_transformers(config, files, settings, max_len=max_len, reason=reason)
 
+
+def _load_fused(
+    config: EngineConfig, files: ModelFiles, settings: "PreTrainedConfig", *, max_len: int, show_progress: bool
+) -> LoadedModel | str:
+    """Load a model into the fused runner; return the reason if it must be left to transformers after all."""
+    assert files.gguf is not None, "only GGUF files come here"
+    tensors = GgufTensors(files.gguf, files.settings)
+    library = fused_loading.why_not_quantized(config, tensors) or fused_loading.get_library(config, show_progress=show_progress)
+    if isinstance(library, str):
+        return library
+    tokenizer = load_tokenizer(files.settings)
+    try:
+        runner, weights = fused_loading.load(
+            tensors,
+            settings,
+            library,
+            quantization=config.quantization,
+            weights=weights_digest(files.weights),
+            max_len=max_len,
+            eos_token_ids=_as_ids(settings.get_text_config().eos_token_id) | eos_token_ids(tokenizer),
+        )
+    except fused_loading.FusedProbeError as error:
+        log.warning("The model is computed by transformers: %s.", error)
+        return str(error)
+    computed_by = f"fused: packed weights and C++ kernels for {library.isa}"
+    description = f"{settings.model_type}, {weights}, bfloat16, on cpu"
+    return LoadedModel(files.name, runner, tokenizer, KV_DTYPE, torch.device("cpu"), description, computed_by)
+
+
+def _load_with_transformers(
+    config: EngineConfig, files: ModelFiles, settings: "PreTrainedConfig", *, max_len: int, reason: str
+) -> LoadedModel:
+    device = resolve_device(config.device)
+    dtype, bits = resolve_dtype(config, device)
+    tokenizer = load_tokenizer(files.settings)
     identity = model_id(
         weights=weights_digest(files.weights), config_json=settings.to_json_string(), dtype=str(dtype), quantization=bits
     )
@@ -106,7 +155,7 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
     )
     dtype_name = str(dtype).removeprefix("torch.")
     description = f"{settings.model_type}, {num_parameters / 1e6:,.0f} M parameters, {dtype_name}{quantized}, on {device}"
-    return LoadedModel(files.name, runner, tokenizer, dtype, device, description)
+    return LoadedModel(files.name, runner, tokenizer, dtype, device, description, f"transformers: {reason}")
 
 
 def find_model(name: str, *, show_progress: bool) -> ModelFiles:
@@ -228,7 +277,10 @@ def _folder_model(name: str, folder: Path) -> ModelFiles:
 
 def _eos_of_model(model: "PreTrainedModel") -> frozenset[int]:
     settings = model.generation_config
-    ids = settings.eos_token_id if settings is not None else model.config.get_text_config().eos_token_id
+    return _as_ids(settings.eos_token_id if settings is not None else model.config.get_text_config().eos_token_id)
+
+
+def _as_ids(ids: int | list[int] | None) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(int(i) for i in (ids if isinstance(ids, list) else [ids]))

@@ -14,6 +14,8 @@ struct CacheShape {
   int64_t num_blocks;
 };
 
+constexpr int kMaxHeads = 8;  // KV heads of one unit of work
+
 struct AttentionCall {
   const void* query;  // [num_tokens, num_query_heads, head_dim], rows and heads strided, in elements
   void* out;          // [num_tokens, num_query_heads, value_dim], contiguous
@@ -21,15 +23,15 @@ struct AttentionCall {
   const void* value_cache;
   const float* sinks;  // [num_query_heads] or null
   int64_t query_row_stride, query_head_stride;
-  const int32_t* items;          // [num_items, 8], see plan.py
-  const int32_t* order;          // [num_items] items, costliest first
+  const int32_t* items;          // [.., 8], see plan.py
+  const int32_t* units;          // [num_units, 3] item, first KV head, end of the KV heads; costliest first
   const int32_t* row_index;      // query rows of the items
   const int32_t* row_positions;  // [num_tokens]
   const int32_t* block_tables;   // [num_seqs, table_stride]
   const int32_t* merge_rows;     // [num_merges]
   const int32_t* merge_indptr;   // [num_merges + 1]
   const int32_t* merge_parts;    // [num_parts]
-  int32_t num_items, table_stride, num_merges, num_parts, window;
+  int32_t num_units, table_stride, num_merges, num_parts, window;
   int32_t num_query_heads, num_threads;
   float scale, softcap;
   CacheShape cache;

@@ -1,5 +1,6 @@
-// Paged attention over the work items of a plan: all threads take units (item x KV head), then all merge partial results.
+// Paged attention over the work items of a plan: all threads take units (item x some KV heads), then all merge partial results.
 #include <new>
+#include <optional>
 
 #include "parallel.h"
 #include "unit.h"
@@ -35,6 +36,21 @@ void merge_row(const AttentionCall& call, const Partials& partials, int merge, i
 }
 
 template <class Dot, class Store>
+void run_unit(const AttentionCall& call, const int32_t* unit, const UnitScratch<Dot>& scratch, const Partials& partials) {
+  const int32_t* item = call.items + (int64_t)unit[0] * 8;
+  const int num_heads = unit[2] - unit[1], rows = item[1] * (call.num_query_heads / call.cache.num_kv_heads);
+  std::optional<HeadItem<Dot, Store>> heads[kMaxHeads];
+  for (int i = 0; i < num_heads; ++i) {
+    heads[i].emplace(call, item, unit[1] + i, scratch.for_head(call.cache, i, rows));
+    heads[i]->begin();
+  }
+  for (int first = heads[0]->first_tile(); first < heads[0]->end(); first += heads[0]->tile_tokens()) {
+    for (int i = 0; i < num_heads; ++i) heads[i]->add_tile(first);
+  }
+  for (int i = 0; i < num_heads; ++i) heads[i]->finish(partials);
+}
+
+template <class Dot, class Store>
 Status run(const AttentionCall& call) {
   const CacheShape& c = call.cache;
   static thread_local Scratch partial_memory;
@@ -43,17 +59,18 @@ Status run(const AttentionCall& call) {
   if (rows != 0 && memory == nullptr) return kOutOfMemory;
   const Partials partials{memory, memory + rows * padded};
 
+  const int group = call.num_query_heads / c.num_kv_heads;
   int max_rows = 0;
-  for (int i = 0; i < call.num_items; ++i) max_rows = std::max(max_rows, call.items[i * 8 + 1]);
-  max_rows *= call.num_query_heads / c.num_kv_heads;
+  for (const int32_t* unit = call.units; unit < call.units + 3 * (int64_t)call.num_units; unit += 3) {
+    max_rows = std::max(max_rows, call.items[unit[0] * 8 + 1] * group * (unit[2] - unit[1]));
+  }
   const size_t staged = TileReader<Dot, Store>::scratch_elements(c);
   const size_t bytes = UnitScratch<Dot>::bytes(c, max_rows, staged);
-  const int64_t num_units = (int64_t)call.num_items * c.num_kv_heads;
-  const int num_threads = (int)std::min<int64_t>(call.num_threads, num_units);
+  const int num_threads = std::min(call.num_threads, call.num_units);
   const int64_t num_merges = (int64_t)call.num_merges * call.num_query_heads;
   const bool merge_together = num_merges > kMergedByOne;
-  Queue units(num_units), merges(num_merges, 4);
-  std::atomic<int64_t> units_left{num_units};
+  Queue units(call.num_units), merges(num_merges, 4);
+  std::atomic<int64_t> units_left{call.num_units};
   std::atomic<bool> is_out_of_memory{false};
 
   const auto merge_some = [&](int64_t begin, int64_t end) {
@@ -69,8 +86,7 @@ Status run(const AttentionCall& call) {
     UnitScratch<Dot> scratch;
     UnitScratch<Dot>::layout(base, c, max_rows, staged, &scratch);
     while (base != nullptr && units.take(&begin, &end)) {
-      const int32_t* item = call.items + (int64_t)call.order[begin / c.num_kv_heads] * 8;
-      Unit<Dot, Store>(call, item, (int)(begin % c.num_kv_heads), scratch).run(partials);
+      run_unit<Dot, Store>(call, call.units + begin * 3, scratch, partials);
       if (units_left.fetch_sub(1) == 1 && !merge_together) merge_some(0, num_merges);
     }
     if (!merge_together) return;

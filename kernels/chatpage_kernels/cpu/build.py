@@ -131,6 +131,11 @@ def wait(timeout: float | None = None) -> Library | None:
     return _builder.wait(timeout)
 
 
+def is_running() -> bool:
+    """Whether a compiler is at work, so that there may be kernels later."""
+    return _builder.state is State.RUNNING
+
+
 def describe() -> str:
     """Return what is the matter with the kernels of this process, for people."""
     return _builder.describe()

@@ -14,13 +14,15 @@ import torch
 
 from chatpage_kernels.checks import check_attention, check_copies, check_write
 from chatpage_kernels.cpu.library import AttentionCall, CacheShape, Library, WriteCall
-from chatpage_kernels.plan import AttentionPlan
+from chatpage_kernels.plan import AttentionPlan, IntArray
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType of abi.h
 
 _GROUP = 16  # kGroup of tile.h: tokens that one load of packed keys holds
 _OUT_OF_MEMORY, _OUTSIDE_CACHE = 1, 3  # Status of abi.h
 _COPIES_PER_TEAM = 16  # copies of a block in one cache that make up for waking threads
+_FEW_ROWS = 24  # kFewRows of tile.h
+_MAX_HEADS = 8  # kMaxHeads of abi.h
 _MAX_PREPARED = 8  # a step has one plan for each kind of layer
 _WORK_PER_THREAD = 2048  # keys x rows x KV heads that make up for waking a thread
 
@@ -40,11 +42,11 @@ def why_unsupported(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class PreparedAttention:
     """A plan with what its calls have in common; it keeps alive what the call points at."""
 
     plan: AttentionPlan
-    order: torch.Tensor
+    units: torch.Tensor
     call: AttentionCall
     useful_threads: int
 
@@ -54,7 +56,7 @@ class CpuKernels:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self._prepared: dict[tuple[object, ...], _Prepared] = {}
+        self._prepared: dict[tuple[object, ...], PreparedAttention] = {}
         self._writes: dict[tuple[object, ...], WriteCall] = {}
 
     def paged_attention(
@@ -101,6 +103,39 @@ class CpuKernels:
         call.num_threads = min(torch.get_num_threads(), ready.useful_threads)
         _raise_if_failed(self.library.attention(call))
         return out
+
+    def prepare(
+        self,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+    ) -> PreparedAttention:
+        """Return the call of a plan over buffers that stay where they are, for `CpuLayers.run`; keep it and them alive.
+
+        Args:
+            query: See `paged_attention`.
+            out: Of query's shape and dtype, contiguous; written.
+            key_cache: Of one layer; the others are alike.
+            value_cache: Likewise.
+            plan: Of a step.
+            scale: Factor of the scores.
+
+        Raises:
+            ValueError: Shapes, dtypes or the plan do not fit together.
+        """
+        check_attention(query, key_cache, value_cache, plan, sinks=None, k_scale=None, v_scale=None)
+        if out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous() or query.stride(2) != 1:
+            raise ValueError(f"out is {tuple(out.shape)} {out.dtype}; it must be contiguous {query.dtype} {tuple(query.shape)}")
+        ready = _prepare(query, key_cache, value_cache, plan)
+        call = ready.call
+        call.query, call.out, call.scale = query.data_ptr(), out.data_ptr(), scale
+        call.key_cache, call.value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+        call.num_threads = min(torch.get_num_threads(), ready.useful_threads)
+        return ready
 
     def write_kv(
         self,
@@ -174,7 +209,7 @@ def _prepare(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     plan: AttentionPlan,
-) -> _Prepared:
+) -> PreparedAttention:
     _check_types(query, key_cache, value_cache)
     last_block = int(plan.block_tables.max()) if plan.block_tables.numel() else -1
     if last_block >= key_cache.shape[0]:
@@ -182,17 +217,17 @@ def _prepare(
     num_items = int(plan.num_items)
     items = plan.items[:num_items].numpy()
     work = (items[:, 4] - items[:, 3]) * np.maximum(items[:, 1] * plan.group_size, 4)
-    order = torch.from_numpy(np.argsort(-work, kind="stable").astype(np.int32))
+    units = _units(items[:, 1] * plan.group_size, work, key_cache.shape[2])
     call = AttentionCall(
         items=plan.items.data_ptr(),
-        order=order.data_ptr(),
+        units=units.data_ptr(),
         row_index=plan.row_index.data_ptr(),
         row_positions=plan.row_positions.data_ptr(),
         block_tables=plan.block_tables.data_ptr(),
         merge_rows=plan.merge_rows.data_ptr(),
         merge_indptr=plan.merge_indptr.data_ptr(),
         merge_parts=plan.merge_parts.data_ptr(),
-        num_items=num_items,
+        num_units=len(units),
         table_stride=plan.block_tables.stride(0),
         num_merges=int(plan.num_merges),
         num_parts=plan.num_parts,
@@ -203,7 +238,25 @@ def _prepare(
         cache=cache_shape(key_cache, value_cache),
     )
     useful_threads = 1 + int(work.sum()) * key_cache.shape[2] // _WORK_PER_THREAD
-    return _Prepared(plan, order, call, useful_threads)
+    return PreparedAttention(plan, units, call, useful_threads)
+
+
+def _units(num_rows: IntArray, work: IntArray, num_kv_heads: int) -> torch.Tensor:
+    """Cut items into units of KV heads, costliest first: int32 [n, 3] of item, first head, end of the heads.
+
+    An item of few rows is bound by memory and takes several heads at once, as long as every thread gets a unit; one of many
+    rows is bound by arithmetic, and single heads spread better.
+    """
+    together = min(num_kv_heads, _MAX_HEADS, max(1, len(work) * num_kv_heads // torch.get_num_threads()))
+    heads = np.where(num_rows <= _FEW_ROWS, together, 1)
+    order = np.argsort(-work * heads, kind="stable")
+    heads = heads[order]
+    counts = -(-num_kv_heads // heads)
+    ends = np.cumsum(counts)
+    place = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    step = np.repeat(heads, counts)
+    columns = (np.repeat(order, counts), place * step, np.minimum(place * step + step, num_kv_heads))
+    return torch.from_numpy(np.stack(columns, 1).astype(np.int32))
 
 
 def _prepare_write(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> WriteCall:

@@ -30,9 +30,9 @@ class AttentionCall(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "out", "key_cache", "value_cache", "sinks")),
         *((name, c_int64) for name in ("query_row_stride", "query_head_stride")),
-        *((name, c_void_p) for name in ("items", "order", "row_index", "row_positions", "block_tables")),
+        *((name, c_void_p) for name in ("items", "units", "row_index", "row_positions", "block_tables")),
         *((name, c_void_p) for name in ("merge_rows", "merge_indptr", "merge_parts")),
-        *((name, c_int32) for name in ("num_items", "table_stride", "num_merges", "num_parts", "window")),
+        *((name, c_int32) for name in ("num_units", "table_stride", "num_merges", "num_parts", "window")),
         *((name, c_int32) for name in ("num_query_heads", "num_threads")),
         ("scale", c_float),
         ("softcap", c_float),

@@ -10,6 +10,7 @@
 
 constexpr int kGroup = 16;
 constexpr int kTileTokens = 128;    // the longest tile: reused by many rows, its overhead counts
+constexpr int kFewRows = 24;        // query rows x heads of a group up to which reading keys costs more than using them
 constexpr int kFewRowsTokens = 64;  // for few rows: a tile, what they add up and what is fetched ahead share the nearest cache
 constexpr int kTileGroups = kTileTokens / kGroup;
 

@@ -1,5 +1,8 @@
-// One unit of work: an item of the plan on one KV head. Its rows are (query row, head of the group) pairs, all of which use
-// every KV tile while it is in the cache; results go to the output, or to a partial result that is merged later.
+// An item of the plan on one KV head. Its rows are (query row, head of the group) pairs, all of which use every KV tile while it
+// is in the cache; results go to the output, or to a partial result that is merged later.
+//
+// Several heads of an item may be worked on tile by tile in turns, each with scratch of its own (`for_head`): the heads of a
+// block lie side by side in memory, so the processor sees longer runs to fetch ahead.
 #pragma once
 #include "softmax.h"
 
@@ -19,6 +22,18 @@ struct UnitScratch {
   float* scores;                   // [kRows, kTileTokens]
   typename Dot::Act* probability;  // [kRows, kTileTokens]
   typename Dot::Kv* staged;
+
+  // The part of `rows` rows that belongs to the i-th of several heads; what a tile needs is shared.
+  UnitScratch for_head(const CacheShape& c, int i, int rows) const {
+    const size_t skipped = (size_t)i * rows;
+    UnitScratch part = *this;
+    part.query += skipped * c.head_dim;
+    part.out += skipped * round_up(c.value_dim, kGroup);
+    part.peak += skipped;
+    part.weight += skipped;
+    part.position += skipped;
+    return part;
+  }
 
   static size_t bytes(const CacheShape& c, int rows, size_t staged_elements) {
     return layout(nullptr, c, rows, staged_elements, nullptr);
@@ -55,11 +70,11 @@ inline void store_row(const float* from, float factor, int dim, typename Store::
 }
 
 template <class Dot, class Store>
-class Unit {
+class HeadItem {
   using Elem = typename Store::Elem;
 
  public:
-  Unit(const AttentionCall& call, const int32_t* item, int head, const UnitScratch<Dot>& scratch)
+  HeadItem(const AttentionCall& call, const int32_t* item, int head, const UnitScratch<Dot>& scratch)
       : call_(call),
         c_(call.cache),
         s_(scratch),
@@ -71,17 +86,24 @@ class Unit {
         hi_(item[4]),
         part_(item[7]),
         padded_(round_up(call.cache.value_dim, kGroup)),
-        tile_tokens_(num_rows_ <= 4 * Dot::kRows ? kFewRowsTokens : kTileTokens),
+        tile_tokens_(num_rows_ <= kFewRows ? kFewRowsTokens : kTileTokens),
         reader_(call, call.block_tables + (int64_t)item[2] * call.table_stride, head, item[3], item[4], tile_tokens_,
                 scratch.staged) {}
 
-  void run(const Partials& partials) {
-    load_queries();
+  int first_tile() const { return lo_ / kGroup * kGroup; }
+  int end() const { return hi_; }
+  int tile_tokens() const { return tile_tokens_; }
+
+  void begin() { load_queries(); }
+
+  // Adds the keys of the tile that starts at position `first`.
+  void add_tile(int first) {
     Tile<Dot> tile;
-    for (int first = lo_ / kGroup * kGroup; first < hi_; first += tile_tokens_) {
-      reader_.read(first, &tile);
-      run_strips(tile, first + tile_tokens_);
-    }
+    reader_.read(first, &tile);
+    run_strips(tile, first + tile_tokens_);
+  }
+
+  void finish(const Partials& partials) {
     for (int r = 0; r < num_rows_; ++r) finish_row(r, partials);
   }
 
@@ -175,7 +197,7 @@ class Unit {
 
   const AttentionCall& call_;
   const CacheShape& c_;
-  const UnitScratch<Dot>& s_;
+  const UnitScratch<Dot> s_;
   const int32_t* rows_;
   const int head_, group_, num_rows_, lo_, hi_, part_, padded_, tile_tokens_;
   TileReader<Dot, Store> reader_;

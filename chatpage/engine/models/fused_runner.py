@@ -1,0 +1,143 @@
+"""Runs a model of the llama family over packed weights on a CPU: one call into C++ for all layers of a step.
+
+The activations are fp32 between the layers and 8 bits inside their products, keys and values are bfloat16. A row's products
+depend on that row alone, to the bit, however the step is made up. Attention is cut into items by the whole step, and partial
+results are merged in fp32: neighbours and chunks can change the last bits of a row there, and nothing else.
+
+Invariant: weights, caches and buffers stay where they are, so their addresses are taken once per KV cache and a step passes
+its own arrays only.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from chatpage.engine.batch import Batch
+from chatpage.engine.kv_cache import KvCache, LayerSpec
+from chatpage.engine.models.packed_weights import LayerWeights, PackedModel
+from chatpage_kernels.cpu.kernels import CpuKernels, PreparedAttention
+from chatpage_kernels.cpu.layers import CpuLayers, Layer
+from chatpage_kernels.cpu.library import Library
+from chatpage_kernels.cpu.linear import CpuLinear
+from chatpage_kernels.plan import plan_attention
+from chatpage_kernels.rotary import rotary_table
+
+KV_DTYPE = torch.bfloat16
+_LEAST_ROWS = 64
+
+
+class FusedRunner:
+    """A `ModelRunner` around packed weights.
+
+    Args:
+        model: The weights.
+        library: The C++ kernels.
+        model_id: See `ModelRunner.model_id`.
+        max_model_len: Longest sequence in tokens.
+        eos_token_ids: Tokens with which the model ends an answer.
+
+    Raises:
+        OSError: The library was built from other sources.
+    """
+
+    def __init__(
+        self, model: PackedModel, library: Library, *, model_id: str, max_model_len: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._model, self._library = model, library
+        self._model_id, self._max_model_len, self._eos_token_ids = model_id, max_model_len, eos_token_ids
+        shape = model.shape
+        self._table = rotary_table(shape.frequencies, max_model_len, shape.rotary_factor)
+        self._layer_specs = tuple(LayerSpec(shape.num_kv_heads, shape.head_dim, shape.head_dim, w) for w in shape.windows)
+        self._windows = tuple(dict.fromkeys(shape.windows))  # a plan for each
+        self._scale = shape.head_dim**-0.5
+        self._kernels, self._linear = CpuKernels(library), CpuLinear(library)
+        self._bound: tuple[KvCache, CpuLayers] | None = None
+
+    @property
+    def layer_specs(self) -> Sequence[LayerSpec]:
+        return self._layer_specs
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.head.num_outputs
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos_token_ids
+
+    @property
+    def model_id(self) -> str:
+        return self._model_id
+
+    def forward(self, batch: Batch, kv_cache: KvCache) -> torch.Tensor:
+        """Compute a step: write the KV of its tokens, return the logits `[num_logit_rows, vocab_size]` float32.
+
+        Raises:
+            MemoryError: There is no memory for the scratch of a layer.
+        """
+        kv_cache.begin_step(batch)
+        assert kv_cache.backend.name == "cpp", f"the KV cache has the layout of {kv_cache.backend.name}, not of the C++ kernels"
+        num_rows = batch.num_tokens
+        layers = self._layers(kv_cache, num_rows)
+        self._linear.embed(batch.input_ids, self._model.embedding, layers.hidden[:num_rows])
+        prepared = [self._prepare(batch, kv_cache, layers, window) for window in self._windows]
+        layers.run(num_rows, batch.slot_mapping, batch.positions, [attention.call for attention in prepared])
+        return self._logits(layers.hidden[batch.logit_rows])
+
+    def _layers(self, kv_cache: KvCache, num_rows: int) -> CpuLayers:
+        """Return the layers bound to a KV cache, with room for the rows of a step."""
+        if self._bound is not None and self._bound[0] is kv_cache and len(self._bound[1].hidden) >= num_rows:
+            return self._bound[1]
+        self._bound = None  # its buffers go before the new ones come
+        layers = CpuLayers(
+            self._library,
+            [self._bind(i, weights, kv_cache) for i, weights in enumerate(self._model.layers)],
+            self._table,
+            max_rows=max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length()),
+            norm_epsilon=self._model.shape.norm_epsilon,
+        )
+        self._bound = (kv_cache, layers)
+        return layers
+
+    def _bind(self, index: int, weights: LayerWeights, kv_cache: KvCache) -> Layer:
+        key_cache, value_cache = kv_cache.layers[index]
+        return Layer(
+            input_norm=weights.input_norm,
+            qkv=weights.qkv,
+            output=weights.output,
+            mlp_norm=weights.mlp_norm,
+            gate_up=weights.gate_up,
+            down=weights.down,
+            key_cache=key_cache,
+            value_cache=value_cache,
+            query_norm=weights.query_norm,
+            key_norm=weights.key_norm,
+            attention=self._windows.index(self._model.shape.windows[index]),
+        )
+
+    def _prepare(self, batch: Batch, kv_cache: KvCache, layers: CpuLayers, window: int) -> PreparedAttention:
+        shape, backend = self._model.shape, kv_cache.backend
+        longest_query = int((batch.query_start_loc[1:] - batch.query_start_loc[:-1]).max(initial=0))
+        plan = plan_attention(
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_tables,
+            block_size=kv_cache.block_size,
+            num_q_heads=shape.num_q_heads,
+            num_kv_heads=shape.num_kv_heads,
+            tile=backend.tile_for(longest_query, shape.num_q_heads // shape.num_kv_heads),
+            window=window,
+        )
+        rows = slice(batch.num_tokens)
+        return self._kernels.prepare(layers.query[rows], layers.attended[rows], *kv_cache.layers[0], plan, scale=self._scale)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        model = self._model
+        logits = torch.empty(len(hidden), model.head.num_outputs)
+        if len(hidden):
+            self._linear.linear(hidden, model.head, logits, norm_weight=model.final_norm, norm_epsilon=model.shape.norm_epsilon)
+        return logits
