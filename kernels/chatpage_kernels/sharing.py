@@ -60,13 +60,16 @@ def find_shared_runs(
         is_worth_it: Called with (members, lo, hi); a run it declines is left to the forks inside it, which then start at lo.
     """
     num_blocks = num_visible // block_size
-    candidates = np.flatnonzero(num_blocks)
-    if len(candidates) < 2 or len(np.unique(block_tables[candidates, 0])) == len(candidates):
+    candidates = num_blocks.nonzero()[0]
+    if len(candidates) < 2 or len(set(block_tables[candidates, 0].tolist())) == len(candidates):
         return []
-    # A table cut to its visible blocks sorts before all that go on from there, so it never parts those.
-    order = np.array(sorted(candidates, key=lambda i: block_tables[i, : num_blocks[i]].tobytes()))
-    lengths = num_blocks[order]
-    common = _common_blocks(block_tables[order, : lengths.max()], lengths)
+    lengths = num_blocks[candidates]
+    tables = block_tables[candidates, : lengths.max()]
+    # Cut to its visible blocks, with an end that is no block id: it stands among those that begin alike, and parts none of them.
+    tables = np.where(np.arange(tables.shape[1]) < lengths[:, None], tables, -1)
+    by_bytes = tables.view(np.dtype((np.void, tables.shape[1] * tables.itemsize)))[:, 0].argsort(kind="stable")
+    order = candidates[by_bytes]
+    common = _common_blocks(tables[by_bytes], lengths[by_bytes])
     runs: list[SharedRun] = []
     pending = [(fork, 0) for fork in _forks(common.tolist())]
     for fork, lo in pending:  # grows while it is walked: breadth first, so outer forks come first
