@@ -52,7 +52,9 @@ class EngineConfig(BaseSettings):
     model: str = Field(DEFAULT_MODEL, description="'default', a hub id, a local folder, or a .gguf file")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto", description="bits of weights on a CPU; 'auto' keeps those of a GGUF file, 'none' widens them"
+    )
     kv_memory: Bytes | None = Field(None, gt=0, description="bytes of KV cache, such as 2GiB; default: a share of free memory")
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
     max_batched_tokens: int = Field(512, ge=1, description="token budget of one step")

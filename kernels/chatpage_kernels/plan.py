@@ -149,7 +149,7 @@ def plan_attention(
     if split != "none":
         workers = tile.num_workers / num_kv_heads
         jobs = _split_fixed(jobs, piece) if split == "fixed" else _split_balanced(jobs, piece, tile.kv_tokens, workers)
-    jobs = jobs[np.argsort(jobs[:, _LO] - jobs[:, _HI], kind="stable")]
+    jobs = jobs[(jobs[:, _LO] - jobs[:, _HI]).argsort(kind="stable")]
     parts, num_parts, merges = _assign_parts(jobs, row_index, step.num_rows, merge_all=has_sinks)
     items = _items(jobs, parts, tile.kv_tokens, window)
     counts = (np.array([len(items)]), np.array([len(merges[0])]))
@@ -177,7 +177,7 @@ class _Step:
     """The rows of a step: `lens`, `first_pos`, `row_start` per sequence, `positions` per row."""
 
     def __init__(self, query_start_loc: IntArray, seq_lens: IntArray, rows_per_item: int, window: int) -> None:
-        self.lens = np.diff(query_start_loc)
+        self.lens: IntArray = query_start_loc[1:] - query_start_loc[:-1]
         self.row_start = query_start_loc[:-1]
         self.num_rows = int(query_start_loc[-1])
         self.first_pos = seq_lens - self.lens
@@ -212,17 +212,18 @@ def _check(
     last_blocks = (seq_lens - 1) // block_size
     if num_seqs and last_blocks.max() >= block_tables.shape[1]:
         raise ValueError(f"a sequence of {seq_lens.max()} tokens needs {last_blocks.max() + 1} blocks; the tables have fewer")
-    if num_seqs and (block_tables[np.arange(num_seqs), last_blocks][lens > 0] < 0).any():
+    if num_seqs and ((block_tables[np.arange(num_seqs), last_blocks] < 0) & (lens > 0)).any():
         raise ValueError("a block table ends before its sequence does: it has a block id below 0")
 
 
 def _find_runs(step: _Step, block_tables: IntArray, block_size: int, tile: Tile, align: int) -> list[SharedRun]:
     def is_worth_it(members: IntArray, lo: int, hi: int) -> bool:
         lens = step.lens[members]
-        apart, together = int(step.num_items_of(lens).sum()), int(step.num_items_of(lens.sum()))
+        num_rows = int(lens.sum())
+        apart, together = int(step.num_items_of(lens).sum()), -(-num_rows // step.rows_per_item)
         first_seen = max(lo, int(step.first_pos[members].min()) - step.window + 1) if step.window else lo
         # A declined run costs no item and no partial result: its keys become part of items that exist anyway.
-        return (apart - together) * (hi - first_seen) > together * tile.item_cost + int(lens.sum()) * tile.merge_cost
+        return (apart - together) * (hi - first_seen) > together * tile.item_cost + num_rows * tile.merge_cost
 
     num_visible = np.where(step.lens > 0, step.first_pos + 1, 0)
     return find_shared_runs(block_tables, num_visible, block_size=block_size, align=align, is_worth_it=is_worth_it)
@@ -251,7 +252,7 @@ def _make_jobs(step: _Step, runs: list[SharedRun]) -> tuple[IntArray, IntArray]:
 
 def _own_jobs(step: _Step, own_lo: IntArray) -> IntArray:
     if step.lens.max(initial=0) <= step.rows_per_item:
-        seq = np.flatnonzero(step.lens)
+        seq = step.lens.nonzero()[0]
         num_rows, first, row_start = step.lens[seq], step.first_pos[seq], step.row_start[seq]
     else:
         counts = step.num_items_of(step.lens)
@@ -310,19 +311,19 @@ def _assign_parts(
     uses = np.bincount(rows, minlength=num_rows)
     is_partial = np.full(len(jobs), merge_all)
     if not merge_all and uses.max(initial=0) > 1:
-        starts = np.cumsum(jobs[:, _NUM_ROWS]) - jobs[:, _NUM_ROWS]
+        starts = jobs[:, _NUM_ROWS].cumsum() - jobs[:, _NUM_ROWS]
         is_partial = np.maximum.reduceat(uses[rows], starts) > 1
     if not is_partial.any():
         empty = np.empty(0, np.int64)
         return np.full(len(jobs), -1), 0, (empty, np.zeros(1, np.int64), empty)
     widths = np.where(is_partial, jobs[:, _NUM_ROWS], 0)
-    parts = np.where(is_partial, np.cumsum(widths) - widths, -1)
+    parts = np.where(is_partial, widths.cumsum() - widths, -1)
     partial_rows = rows[np.repeat(is_partial, jobs[:, _NUM_ROWS])]
     # Of each row in the order of its keys, so that a merge adds in the same order whoever shares the step.
     merge_parts = np.lexsort((np.repeat(jobs[:, _LO], widths), partial_rows))
     num_uses = np.bincount(partial_rows, minlength=num_rows)
-    merge_rows = np.flatnonzero(num_uses)
-    indptr = np.concatenate(([0], np.cumsum(num_uses[merge_rows])))
+    merge_rows = num_uses.nonzero()[0]
+    indptr = np.concatenate(([0], num_uses[merge_rows].cumsum()))
     return parts, len(partial_rows), (merge_rows, indptr, merge_parts)
 
 
@@ -344,7 +345,7 @@ def _table(columns: list[IntArray]) -> IntArray:
 
 def _ranges(starts: IntArray, lens: IntArray) -> IntArray:
     """Concatenate `arange(start, start + len)` of each pair."""
-    ends = np.cumsum(lens)
+    ends = np.add.accumulate(lens)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - (ends - lens), lens) + np.arange(total)
 

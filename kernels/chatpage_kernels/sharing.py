@@ -65,8 +65,8 @@ def find_shared_runs(
         return []
     lengths = num_blocks[candidates]
     tables = block_tables[candidates, : lengths.max()]
-    # Cut to its visible blocks, with an end that is no block id: it stands among those that begin alike, and parts none of them.
-    tables = np.where(np.arange(tables.shape[1]) < lengths[:, None], tables, -1)
+    # Cut to its visible blocks, with an end that is no block id, a table stands among those that begin alike and parts none.
+    tables[np.arange(tables.shape[1]) >= lengths[:, None]] = -1
     by_bytes = tables.view(np.dtype((np.void, tables.shape[1] * tables.itemsize)))[:, 0].argsort(kind="stable")
     order = candidates[by_bytes]
     common = _common_blocks(tables[by_bytes], lengths[by_bytes])
@@ -85,9 +85,9 @@ def find_shared_runs(
 
 def _common_blocks(tables: IntArray, lengths: IntArray) -> IntArray:
     """Count the leading blocks that each sorted table has in common with the one before it; [num_seqs - 1]."""
-    differs = tables[1:] != tables[:-1]
-    first_difference = np.where(differs.any(1), differs.argmax(1), tables.shape[1])
-    common: IntArray = np.minimum(first_difference, np.minimum(lengths[1:], lengths[:-1]))
+    differs = np.ones((len(tables) - 1, tables.shape[1] + 1), bool)  # equal tables differ behind their ends
+    np.not_equal(tables[1:], tables[:-1], out=differs[:, :-1])
+    common: IntArray = np.minimum(differs.argmax(1), np.minimum(lengths[1:], lengths[:-1]))
     return common
 
 

@@ -347,8 +347,10 @@ def test_a_backend_that_becomes_ready_takes_over(
     assert first.name == "reference"
     assert "in the background" in first.reason
     assert first.successor() is None
+    assert build.is_running()
     (tmp_path / "go").touch()
     assert builder.wait(60) is not None
+    assert not build.is_running()
     better = first.successor()
     assert better is not None
     assert better.name == "cpp"

@@ -60,9 +60,16 @@ def why_not(config: EngineConfig, gguf: Path | None, settings: "PreTrainedConfig
     return llama_shape.why_unsupported(settings)
 
 
-def why_not_quantized(config: EngineConfig, tensors: GgufTensors) -> str:
-    """Say why the weights of a file are left as they are; empty if the file has small ones or the user asks for them."""
-    names = (f"blk.0.{name}.weight" for name in packed_weights.MATRICES)
+def why_not_these(config: EngineConfig, tensors: GgufTensors) -> str:
+    """Say why the weights of a file are left to transformers; empty if they can be packed.
+
+    Args:
+        config: As the user gave it; "auto" quantizes nothing that is not quantized in the file.
+        tensors: Of the file.
+    """
+    names = [f"blk.0.{name}.weight" for name in packed_weights.MATRICES]
+    if missing := [name for name in names if name not in tensors]:
+        return f"the file has no {missing[0]}, so its layers are others than those of a llama"
     if config.quantization == "auto" and not all(tensors.is_quantized(name) for name in names):
         return "the weights of the file are not quantized (--quantization int8 or int4 would do it)"
     return ""

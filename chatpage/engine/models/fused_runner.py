@@ -1,8 +1,10 @@
 """Runs a model of the llama family over packed weights on a CPU: one call into C++ for all layers of a step.
 
 The activations are fp32 between the layers and 8 bits inside their products, keys and values are bfloat16. A row's products
-depend on that row alone, to the bit, however the step is made up. Attention is cut into items by the whole step, and partial
-results are merged in fp32: neighbours and chunks can change the last bits of a row there, and nothing else.
+depend on that row alone, to the bit, however the step is made up. Attention is cut into items by the whole step, so chunks and
+neighbours can change the last bits of a row there; rounding to 8 bits then turns some of them into a whole code, and the logits
+differ by up to what that rounding costs anyway, as those of any half type do. The same steps give the same bits; where every
+token must be independent of its neighbours, `--dtype float32` is the way.
 
 Invariant: weights, caches and buffers stay where they are, so their addresses are taken once per KV cache and a step passes
 its own arrays only.

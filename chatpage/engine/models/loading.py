@@ -1,7 +1,8 @@
 """From a model name to something that computes: resolves the name, loads weights and tokenizer, and checks that they fit.
 
 Invariant: a `LoadedModel` is whole and proved. No weight is missing, every layer goes through paged attention, and its logits
-equal those of the model's own attention; whatever is wrong is an error that names the model and the remedy.
+equal those of the model's own attention, or of plain torch on the weights of the fused runner; whatever is wrong is an error
+that names the model and the remedy.
 """
 
 import contextlib
@@ -112,7 +113,7 @@ def _load_fused(
     """Load a model into the fused runner; return the reason if it must be left to transformers after all."""
     assert files.gguf is not None, "only GGUF files come here"
     tensors = GgufTensors(files.gguf, files.settings)
-    library = fused_loading.why_not_quantized(config, tensors) or fused_loading.get_library(config, show_progress=show_progress)
+    library = fused_loading.why_not_these(config, tensors) or fused_loading.get_library(config, show_progress=show_progress)
     if isinstance(library, str):
         return library
     tokenizer = load_tokenizer(files.settings)

@@ -1,0 +1,57 @@
+"""The application: everything that is served on the one port, put together.
+
+Invariant: `app.state.session` and `app.state.auth` are all that an endpoint needs; nothing here owns engine or store.
+"""
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
+
+from chatpage import __version__
+from chatpage.server import files, rest
+from chatpage.server.asyncapi import asyncapi_yaml
+from chatpage.server.problems import handle_errors
+from chatpage.server.security import Auth, OriginGuard
+from chatpage.server.settings import ServeSettings
+from chatpage.server.websocket import serve_socket
+from chatpage.session import Session
+
+
+def create_app(session: Session, settings: ServeSettings) -> FastAPI:
+    """Make the application of a session.
+
+    Args:
+        session: Open; whoever made it closes it after the server has ended.
+        settings: Where it will listen decides who needs a key.
+    """
+    app = FastAPI(title="chatpage", version=__version__, docs_url=None, redoc_url=None)
+    app.state.session = session
+    app.state.auth = Auth(session.store, needs_key=not settings.is_loopback)
+    if settings.allowed_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(OriginGuard, settings=settings)  # the last one added is the first to see a request
+    handle_errors(app)
+    app.add_api_websocket_route("/ws", serve_socket)
+    app.include_router(rest.router)
+    app.include_router(files.router)
+    app.add_api_route("/health", _health)
+    app.add_api_route("/ready", _ready, response_model=None)
+    app.add_api_route("/asyncapi.yaml", _asyncapi, response_class=Response)
+    return app
+
+
+async def _health() -> dict[str, str]:
+    """The process is up."""
+    return {"status": "ok"}
+
+
+async def _ready(request: Request) -> JSONResponse:
+    """The engine computes; 503 while it is started again."""
+    session: Session = request.app.state.session
+    is_ready = session.engine.is_alive
+    return JSONResponse({"status": "ready" if is_ready else "starting"}, 200 if is_ready else 503)
+
+
+async def _asyncapi() -> Response:
+    """The websocket protocol, for machines."""
+    return Response(asyncapi_yaml(), media_type="application/yaml")

@@ -1,0 +1,175 @@
+"""What the requests of `/api` carry.
+
+Invariant: as on the websocket, an unknown key, a wrong type or a value out of range is an error.
+"""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, JsonValue, Strict
+
+from chatpage.sampling_params import MAX_SAMPLES
+from chatpage.server.views import MAX_ID, ConversationView, Id, Model, RunParams, RunRequest, Text
+from chatpage.store import Role
+
+
+def _reader(model: type[Model]) -> BeforeValidator:
+    """FastAPI hands over what `json.loads` made; these models are strict about lists and enums unless they read JSON."""
+
+    def read(value: Any) -> Any:
+        return value if value is None else model.model_validate_json(json.dumps(value))
+
+    return BeforeValidator(read)
+
+
+Params = Annotated[RunParams, _reader(RunParams)]
+RunBody = Annotated[RunRequest, _reader(RunRequest)]
+Title = Annotated[str, Field(max_length=1000)]
+Tags = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=MAX_ID)], ...], Strict(False)]
+
+
+class NewConversation(Model):
+    """A conversation to be made; a system prompt (given, else the preset's) becomes its root message."""
+
+    title: Title = ""
+    system_prompt: Text | None = None
+    preset_id: Id | None = None
+    params: Params | None = None
+    tags: Tags = ()
+
+
+class ConversationChange(Model):
+    """What is left out stays as it is."""
+
+    title: Title | None = None
+    is_pinned: bool | None = None
+    tags: Tags | None = None
+    params: Params | None = None
+    preset_id: Id | None = None
+    without_preset: bool = False
+
+
+class Fork(Model):
+    """A conversation to be made of the messages of another: those up to `node_id`, or all."""
+
+    node_id: Id | None = None
+    title: Title | None = None
+
+
+class NewMessage(Model):
+    """A message that nobody generates."""
+
+    role: Annotated[Role, Strict(False)]
+    text: Text
+    parent_id: Id | None = None
+
+
+class Edit(Model):
+    """Another version of a message."""
+
+    text: Text
+
+
+class Answer(Model):
+    """Another version of a user's message, to be answered at once."""
+
+    text: Text
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    params: Params | None = None
+    client_msg_id: Id | None = None
+
+
+class Cancel(Model):
+    """Which sample to stop; none: all."""
+
+    sample: int | None = Field(default=None, ge=0, lt=MAX_SAMPLES)
+
+
+class NewPreset(Model):
+    """A system prompt and parameters under a name."""
+
+    name: Id
+    system_prompt: Text = ""
+    params: Params | None = None
+
+
+class PresetChange(Model):
+    """What is left out stays as it is."""
+
+    name: Id | None = None
+    system_prompt: Text | None = None
+    params: Params | None = None
+
+
+class ConversationList(Model):
+    """Conversations, pinned ones first, then the last changed first."""
+
+    conversations: tuple[ConversationView, ...]
+
+
+class PresetView(Model):
+    """A preset as it is."""
+
+    id: Id
+    name: str
+    system_prompt: str
+    params: dict[str, JsonValue]
+    created_at: int
+    updated_at: int
+
+
+class PresetList(Model):
+    """Presets by name."""
+
+    presets: tuple[PresetView, ...]
+
+
+class TagView(Model):
+    """A tag and how many conversations have it."""
+
+    name: str
+    num_conversations: int
+
+
+class TagList(Model):
+    """Tags by name."""
+
+    tags: tuple[TagView, ...]
+
+
+class HitView(Model):
+    """One message that holds what was looked for; select `node_id`, or show the path to `leaf_id`."""
+
+    conversation_id: Id
+    title: str
+    node_id: Id
+    leaf_id: Id
+    role: Role
+    created_at: int
+    snippet: str
+    highlights: tuple[tuple[int, int], ...]
+
+
+class HitList(Model):
+    """Hits, the best first."""
+
+    hits: tuple[HitView, ...]
+
+
+class SkipView(Model):
+    """Something that an import left out, and why."""
+
+    where: str
+    reason: str
+
+
+class ImportResult(Model):
+    """What an import did."""
+
+    conversation_ids: tuple[Id, ...]
+    num_added: int
+    num_grown: int
+    num_unchanged: int
+    num_nodes_added: int
+    num_skipped: int
+    skips: tuple[SkipView, ...]

@@ -1,0 +1,140 @@
+"""`chatpage serve`: engine, store, session and application, started in this order and ended in the other.
+
+Invariants: what can be refused is refused before the model is loaded; when the server is told to end, sockets hear so, runs end
+as interrupted with their text stored, and no process is left.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from chatpage.config import EngineConfig
+from chatpage.engine.models.tokenizer import load_tokenizer
+from chatpage.engine.process import ProcessEngine, keep_alive
+from chatpage.errors import ConfigError
+from chatpage.server.app import create_app
+from chatpage.server.security import has_keys
+from chatpage.server.settings import ServeSettings
+from chatpage.server.sockets import SocketProtocol
+from chatpage.server.views import MAX_MESSAGE_BYTES
+from chatpage.session import Session
+from chatpage.store import Store, database_path
+
+SHUTDOWN_S = 5
+logger = logging.getLogger(__name__)
+
+
+async def serve(config: EngineConfig, settings: ServeSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: Of the engine, which runs in a child process and is started again if it ends.
+        settings: Of the server.
+        on_ready: Called with the address once requests are answered.
+
+    Raises:
+        ConfigError: The address cannot be used, or others could reach it and there is no API key.
+        ModelError: As `Engine.load`.
+        StoreError: The database cannot be opened.
+    """
+    with Store(database_path(settings.data_dir)) as store:
+        check_access(store, settings)
+        with open_socket(settings) as listener:
+            async with _engine(config) as engine:
+                tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine.info.tokenizer_path))
+                session = Session(engine, store, tokenizer, settings.limits)
+                try:
+                    server = Server(create_app(session, settings))
+                    if on_ready is not None:
+                        on_ready(url_of(listener))
+                    await server.serve([listener])
+                finally:
+                    await session.close()
+
+
+def check_access(store: Store, settings: ServeSettings) -> None:
+    """Refuse to serve other machines without keys.
+
+    Raises:
+        ConfigError: Others could reach the server, and nobody could log in.
+    """
+    if not settings.is_loopback and not has_keys(store):
+        raise ConfigError(
+            f"{settings.host} can be reached from other machines, and there is no API key to tell users apart: make one with "
+            "'chatpage key NAME', or listen on 127.0.0.1."
+        )
+
+
+def open_socket(settings: ServeSettings) -> socket.socket:
+    """Listen.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {settings.host} port {settings.port}: {error.strerror or error}.") from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def _engine(config: EngineConfig) -> AsyncIterator[ProcessEngine]:
+    """Run the engine, again whenever it ends."""
+    engine = ProcessEngine(config)
+    watch: asyncio.Task[None] | None = None
+    try:
+        await engine.start()
+        watch = asyncio.create_task(keep_alive(engine))
+        yield engine
+    finally:
+        if watch is not None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        await engine.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our settings, which leaves signals to whoever ends after it."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws=SocketProtocol,
+                ws_max_size=MAX_MESSAGE_BYTES,
+                ws_per_message_deflate=False,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on SIGINT and SIGTERM; unlike uvicorn's, do not raise them again, since the engine is still to be closed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        old = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)

@@ -1,0 +1,48 @@
+"""How the server listens, and who may come in.
+
+Invariant: without a login the server is reachable from this machine alone.
+"""
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chatpage.session.limits import SessionLimits
+
+DEFAULT_PORT = 8642
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Settings of one server.
+
+    Args:
+        host: Address to listen on. Any but a loopback address needs API keys.
+        port: 0 takes a free one.
+        data_dir: Folder of the database; None: the platform's folder for user data.
+        allowed_hosts: Names in the `Host` header that are served besides the loopback ones, without port.
+        allowed_origins: Pages of these origins, such as "https://chat.example", may call the server besides its own.
+        limits: Per user.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    data_dir: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    limits: SessionLimits = field(default_factory=SessionLimits)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server; then nobody needs to log in."""
+        return is_loopback_name(self.host)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a host name or address, without port and brackets, can only mean this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
