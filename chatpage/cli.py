@@ -14,6 +14,7 @@ from chatpage.cli_flags import with_engine_flags, with_sampling_flags
 from chatpage.config import DEFAULT_MODEL, EngineConfig
 from chatpage.errors import ChatpageError, ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 from chatpage.sampling_params import SamplingParams
+from chatpage.server.command import register
 
 if TYPE_CHECKING:
     from chatpage.engine.core import Engine
@@ -137,6 +138,9 @@ def doctor(*, config: EngineConfig) -> None:
     from chatpage.doctor import run_doctor
 
     run_doctor(config, Console(highlight=False))
+
+
+register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -4,6 +4,7 @@ Invariant: an `EngineConfig` that exists has only known keys and values in range
 (a device that is absent, a context that is too long) is checked when the engine loads.
 """
 
+import difflib
 import os
 import re
 import tomllib
@@ -18,6 +19,7 @@ from chatpage.errors import ConfigError
 
 DEFAULT_MODEL = "default"
 CONFIG_FILE_VARIABLE = "CHATPAGE_CONFIG"
+_OTHER_VARIABLES = {CONFIG_FILE_VARIABLE, "CHATPAGE_CACHE_DIR"}  # read elsewhere
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -86,12 +88,23 @@ class EngineConfig(BaseSettings):
         Raises:
             ConfigError: The file cannot be read, a key is unknown, or a value is out of range; all of them are named.
         """
+        _check_variables()
         given = {name: value for name, value in flags.items() if value is not None}
         try:
             from_environment = cls(**given).model_dump(exclude_unset=True)
             return cls(**{**_read_config_file(config_file), **from_environment})
         except ValidationError as error:
             raise ConfigError(_describe(error)) from error
+
+
+def _check_variables() -> None:
+    """Refuse a misspelt variable, which would be ignored without a word."""
+    known = {f"CHATPAGE_{name}".upper() for name in EngineConfig.model_fields} | _OTHER_VARIABLES
+    for name in os.environ:
+        if name.startswith("CHATPAGE_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}."
+            raise ConfigError(f"The variable {name} is no setting: {hint}")
 
 
 def _read_config_file(path: Path | None) -> dict[str, Any]:

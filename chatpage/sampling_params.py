@@ -89,6 +89,8 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameterError(f"ignore_eos must be true or false, got {self.ignore_eos!r}.")
         _check_int("n", self.n, 1, MAX_SAMPLES)
         _check_number("temperature", self.temperature, 0.0, 100.0)
         _check_int("top_k", self.top_k, 0, 2**31 - 1)

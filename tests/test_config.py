@@ -135,3 +135,9 @@ def test_a_config_never_changes() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         config.block_size = 32
     assert config.block_size == 16
+
+
+def test_a_misspelt_variable_is_an_error_with_the_right_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATPAGE_KV_MEMORI", "1GiB")
+    with pytest.raises(ConfigError, match="did you mean CHATPAGE_KV_MEMORY"):
+        EngineConfig.load()

@@ -68,6 +68,7 @@ class Engine:
             on_end=self._remember,
         )
         self._ended: OrderedDict[RequestId, tuple[RootKey, list[list[int]]]] = OrderedDict()
+        self._unread: dict[RequestId, list[Event]] = {}  # met while the stream of another request was read
         self._pins: dict[PinId, BlockTable] = {}
         self._num_requests = 0
         self._num_pins = 0
@@ -173,7 +174,7 @@ class Engine:
         """
         root, tokens = self._tokens_of(request_id, sample)
         kept = len(tokens) if num_tokens is None else num_tokens
-        if not 1 <= kept <= len(tokens):
+        if not isinstance(kept, int) or not 1 <= kept <= len(tokens):
             raise InvalidParameterError(
                 f"Cannot fork {request_id!r} sample {sample} at token {kept}: it has {len(tokens)} tokens; "
                 f"choose a position from 1 to {len(tokens)}."
@@ -204,18 +205,28 @@ class Engine:
         return events
 
     def stream(self, request_id: RequestId) -> Iterator[Event]:
-        """Run steps until `request_id` ends and yield its events; other requests advance beside it, unseen.
+        """Run steps until `request_id` ends and yield its events; those of other requests wait for their own `stream`.
 
         Stopping the iteration early aborts the request.
+
+        Raises:
+            UnknownRequestError: No such request, or its events were given out already.
         """
+        if request_id not in self._executor.requests and request_id not in self._unread:
+            raise UnknownRequestError(
+                f"There are no events of a request {request_id!r}: it never existed, or was read already."
+            )
+        return self._stream(request_id)
+
+    def _stream(self, request_id: RequestId) -> Iterator[Event]:
         try:
-            while True:
-                for event in self.step():
-                    if event.request_id != request_id:
-                        continue
+            while request_id in self._executor.requests or request_id in self._unread:
+                for event in self._unread.pop(request_id, ()):
                     yield event
                     if isinstance(event, RequestFinished | RequestFailed):
                         return
+                for event in self.step():
+                    self._unread.setdefault(event.request_id, []).append(event)
         finally:
             if request_id in self._executor.requests:
                 self.abort(request_id)
@@ -236,10 +247,11 @@ class Engine:
         Raises:
             InvalidRequestError: Part of the prefix is not in the cache; compute it first (`prefill_only`).
         """
-        match = self._tree.match(self._root(cache_salt), token_ids)
-        if match.num_tokens < len(token_ids):
+        prefix = self._check_prompt(token_ids)
+        match = self._tree.match(self._root(cache_salt), prefix)
+        if match.num_tokens < len(prefix):
             raise InvalidRequestError(
-                f"Only {match.num_tokens} of {len(token_ids)} tokens are in the cache; "
+                f"Only {match.num_tokens} of {len(prefix)} tokens are in the cache; "
                 "compute the prefix first with add_request(..., prefill_only=True)."
             )
         table = BlockTable(self._pool, self._tree, self._root(cache_salt))
@@ -335,7 +347,8 @@ class Engine:
         """Keep the token ids of an ended request for a while, so that it can be forked."""
         self._ended[request.id] = (request.root, [sequence.token_ids for sequence in request.sequences])
         while len(self._ended) > _KEPT_ENDED_REQUESTS:
-            self._ended.popitem(last=False)
+            forgotten, _ = self._ended.popitem(last=False)
+            self._unread.pop(forgotten, None)
 
     def _tokens_of(self, request_id: RequestId, sample: int) -> tuple[RootKey, list[int]]:
         if request_id in self._executor.requests:
@@ -349,17 +362,23 @@ class Engine:
                 "requests ago. "
                 "Add its token ids as a new request instead: cached blocks are found by tokens."
             )
-        if not 0 <= sample < len(samples):
+        if not isinstance(sample, int) or not 0 <= sample < len(samples):
             raise UnknownRequestError(f"{request_id!r} has samples 0 to {len(samples) - 1}, not {sample}.")
         return root, samples[sample]
 
     def _root(self, cache_salt: str) -> RootKey:
+        if not isinstance(cache_salt, str):
+            raise InvalidRequestError(f"The cache salt must be text, got {type(cache_salt).__name__}.")
         return RootKey(self._runner.model_id, cache_salt)
 
     def _check_prompt(self, token_ids: Sequence[int]) -> list[int]:
+        if isinstance(token_ids, str | bytes | bytearray):
+            raise InvalidRequestError(
+                "The prompt must be token ids, not text or bytes; encode it with `engine.tokenizer` first."
+            )
         try:
             prompt = array("q", token_ids).tolist()
-        except (TypeError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequestError(f"The prompt must be a sequence of token ids (whole numbers): {error}.") from error
         if not prompt:
             raise InvalidRequestError("The prompt is empty; give at least one token (a chat template always does).")
@@ -376,6 +395,8 @@ class Engine:
         return prompt
 
     def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameterError(f"params must be SamplingParams, got {type(params).__name__}.")
         if params.n > self.config.max_num_seqs:
             raise InvalidParameterError(
                 f"n is {params.n}, but at most {self.config.max_num_seqs} sequences run at once; "

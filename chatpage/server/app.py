@@ -11,10 +11,12 @@ from chatpage import __version__
 from chatpage.server import files, rest
 from chatpage.server.asyncapi import asyncapi_yaml
 from chatpage.server.problems import handle_errors
-from chatpage.server.security import Auth, OriginGuard
+from chatpage.server.security import Auth, BodyLimit, OriginGuard
 from chatpage.server.settings import ServeSettings
 from chatpage.server.websocket import serve_socket
 from chatpage.session import Session
+
+MAX_BODY_BYTES = 8 * 2**20
 
 
 def create_app(session: Session, settings: ServeSettings) -> FastAPI:
@@ -27,6 +29,7 @@ def create_app(session: Session, settings: ServeSettings) -> FastAPI:
     app = FastAPI(title="chatpage", version=__version__, docs_url=None, redoc_url=None)
     app.state.session = session
     app.state.auth = Auth(session.store, needs_key=not settings.is_loopback)
+    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, unlimited=frozenset({files.IMPORT_PATH}))
     if settings.allowed_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(OriginGuard, settings=settings)  # the last one added is the first to see a request

@@ -17,6 +17,7 @@ from chatpage.server.problems import TooLargeError
 from chatpage.server.rest import Caller, Chats
 from chatpage.store import FILE_SUFFIXES, ConversationId, Store, UserId, export_conversations, import_stream
 
+IMPORT_PATH = "/api/import"
 MAX_IMPORT_BYTES = 2**30
 CHUNK_BYTES = 2**16
 MEMORY_BYTES = 2**20  # of a file that is that small, on no disk

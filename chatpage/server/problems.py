@@ -94,6 +94,8 @@ def handle_errors(app: FastAPI) -> None:
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        if isinstance(cause := error.__cause__, ChatpageError):  # FastAPI wraps whatever ends the reading of a body
+            return error_response(cause)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
         return _response(error.status_code, code, str(error.detail), False, headers=error.headers)
 

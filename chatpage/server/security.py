@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chatpage.server.problems import ForbiddenError, UnauthorizedError, error_response
+from chatpage.server.problems import ForbiddenError, TooLargeError, UnauthorizedError, error_response
 from chatpage.server.settings import ServeSettings, is_loopback_name
 from chatpage.store import LOCAL_USER, Store, User
 
@@ -36,6 +36,36 @@ class OriginGuard:
                     await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuse bodies that would fill the memory; paths that read theirs piece by piece check for themselves."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, unlimited: frozenset[str]) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._unlimited = unlimited
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._unlimited:
+            await self._app(scope, receive, send)
+            return
+        error = TooLargeError(f"The body of a request may have {self._max_bytes} bytes.")
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            await error_response(error)(scope, receive, send)
+            return
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:  # sent in chunks, or more than was announced
+                raise error
+            return message
+
+        await self._app(scope, counted, send)
 
 
 def check_source(headers: Headers, settings: ServeSettings) -> None:

@@ -6,14 +6,16 @@
 
 Invariants: the reader never waits for the client, so pings and disconnects are always seen. Followers wait when the outbox is
 full and go on from where they stand, merged: a slow client costs a cursor, never memory, and slows nobody else. A client that
-takes nothing for `SEND_S`, or leaves too many questions open, is closed with 1013. Runs live on when a connection ends.
+takes nothing for `SEND_S`, or leaves too many questions open, is closed with 1013. Runs live on when a connection ends, and
+what was asked before still comes about.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -106,10 +108,20 @@ class Connection:
             await self._read()
         finally:
             followers = [subscription.task for subscription in self._topics.values() if subscription.task is not None]
-            tasks = [writer, late, *self._questions, *followers]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(writer, late, *followers)
+            await self._finish_questions()
+
+    async def _finish_questions(self) -> None:
+        """Let what was asked for come about, such as a stop that was the last word of the client; nobody reads the answers."""
+        drain = asyncio.create_task(self._drop_answers())
+        try:
+            await asyncio.gather(*self._questions, return_exceptions=True)
+        finally:
+            await _end(drain)
+
+    async def _drop_answers(self) -> None:
+        while True:
+            await self._outbox.get()
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -140,7 +152,7 @@ class Connection:
     def _begin(self, message: ClientMessage, ref: str | None) -> None:
         """Begin to answer; what changes the connection itself is done at once, so that messages act in their order."""
         if isinstance(message, Hello):
-            self._spawn(self._guard(self._welcome(message), ref))
+            self._spawn(self._guard(partial(self._welcome, message), ref))
             return
         if isinstance(message, Ping):
             self._spawn(self._put(Pong(t=message.t)))
@@ -153,15 +165,17 @@ class Connection:
                 if subscription := self._topics.pop(_topic(message), None):
                     subscription.end()
             case RunCreate():
-                self._spawn(self._guard(self._create(user_id, message), ref))
+                self._spawn(self._guard(partial(self._create, user_id, message), ref))
             case RunCancel():
-                self._spawn(self._guard(self._session.cancel_run(user_id, RunId(message.run_id), message.sample), ref))
+                cancel = partial(self._session.cancel_run, user_id, RunId(message.run_id), message.sample)
+                self._spawn(self._guard(cancel, ref))
             case PrefixWarm():
                 conversation_id = ConversationId(message.conversation_id)
                 parent_id = None if message.parent_id is None else NodeId(message.parent_id)
-                self._spawn(self._guard(self._session.warm(user_id, conversation_id, parent_id, message.draft), ref))
+                warm = partial(self._session.warm, user_id, conversation_id, parent_id, message.draft)
+                self._spawn(self._guard(warm, ref))
             case Plan():
-                self._spawn(self._guard(self._plan(user_id, message), ref))
+                self._spawn(self._guard(partial(self._plan, user_id, message), ref))
 
     def _user_id(self) -> UserId:
         if not self._is_welcome or self._user is None:
@@ -208,7 +222,7 @@ class Connection:
         if len(self._topics) >= MAX_TOPICS:
             raise OverloadedError(f"This connection follows {MAX_TOPICS} things already: unsubscribe from some.")
         subscription = self._topics[topic] = Subscription()
-        subscription.task = asyncio.create_task(self._guard(self._forward(subscription, messages), ref))
+        subscription.task = asyncio.create_task(self._guard(partial(self._forward, subscription, messages), ref))
 
         def forget(_: "asyncio.Task[None]") -> None:
             if self._topics.get(topic) is subscription:
@@ -230,10 +244,10 @@ class Connection:
         self._questions.add(task)
         task.add_done_callback(self._questions.discard)
 
-    async def _guard(self, work: Coroutine[Any, Any, None], ref: str | None) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]], ref: str | None) -> None:
         """Tell the client what went wrong, if something does."""
         try:
-            await work
+            await work()
         except ChatpageError as error:
             await self._put(error_message(error, ref))
         except Exception:
@@ -264,7 +278,14 @@ class Connection:
 
     async def _close(self, code: int, reason: str) -> None:
         if self._socket.application_state is WebSocketState.CONNECTED:
-            await self._socket.close(code, reason)
+            with contextlib.suppress(WebSocketDisconnect):  # the client was faster
+                await self._socket.close(code, reason)
+
+
+async def _end(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _topic(message: Subscribe | Unsubscribe) -> Topic:

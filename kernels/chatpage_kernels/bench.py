@@ -1,6 +1,6 @@
 """Measures the attention kernels against what the machine can do, and against other ways to compute the same.
 
-    python -m chatpage_kernels.bench [--device cpu|cuda] [--json FILE] [--rounds N] [--dry-run]
+    python -m chatpage_kernels.bench [--device cpu|cuda] [--json FILE] [--chart FILE] [--rounds N] [--dry-run]
 
 Invariant: a number is printed only for a result that was checked first, against fp32 torch; all contenders of a case run in
 turns within the same seconds, so a machine that others use too slows all of them, and ratios stay fair.
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from chatpage_kernels import reference
+from chatpage_kernels import bench_chart, reference
 from chatpage_kernels.backend import Backend, select_backend
 from chatpage_kernels.bench_cases import (
     CPU_GRID,
@@ -34,7 +34,7 @@ from chatpage_kernels.bench_cases import (
     make_inputs,
 )
 from chatpage_kernels.bench_peers import Contender, peers
-from chatpage_kernels.plan import Tile
+from chatpage_kernels.plan import AttentionPlan, Tile
 
 _FLUSH_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 _READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report |= {"threads": torch.get_num_threads(), "ceilings": ceilings.as_dict(), "rows": rows}
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.chart:
+        options.chart.write_text(bench_chart.draw(report))
     return 0
 
 
@@ -71,6 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=default)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw them there, as an SVG")
     parser.add_argument("--rounds", type=int, default=15, help="turns of all contenders; medians are shown (default: 15)")
     parser.add_argument("--only", metavar="TEXT", help="only cases whose name has this in it")
     parser.add_argument("--flex", action="store_true", help="compile and measure flex_attention too (minutes)")
@@ -157,13 +160,16 @@ def _measure_case(
     case: Case, model: Model, backend: Backend, device: torch.device, *, ceilings: _Ceilings, options: argparse.Namespace
 ) -> list[_Row]:
     inputs = make_inputs(case, model, backend, device, flush_bytes=0 if options.dry_run else _FLUSH_BYTES[device.type])
-    ours = Contender(f"chatpage ({backend.name})", lambda i: _ours(inputs, backend, i))
+    ours = Contender(f"chatpage ({backend.name})", lambda i: _ours(inputs, backend, inputs.plan, i))
+    own = [ours]
+    if case.num_shared:  # what sharing is worth: the same blocks, read once for each sequence
+        own.append(Contender("chatpage, nothing shared", lambda i: _ours(inputs, backend, inputs.plan_apart, i)))
     exact, limit = _exact(inputs)
     rows: list[_Row] = []
     contenders = []
-    for contender in (ours, *peers(inputs, with_flex=options.flex)):
+    for contender in (*own, *peers(inputs, with_flex=options.flex)):
         if isinstance(contender, Contender):
-            _check(contender, exact, limit if contender is ours else 4 * limit)
+            _check(contender, exact, limit if contender in own else 4 * limit)
             contenders.append(contender)
         else:
             rows.append({"case": case.name, "contender": contender[0], "unavailable": contender[1]})
@@ -178,8 +184,8 @@ def _measure_case(
     return rows
 
 
-def _ours(inputs: Inputs, backend: Backend, i: int) -> torch.Tensor:
-    return backend.paged_attention(inputs.query, *inputs.caches[i % len(inputs.caches)], inputs.plan, scale=inputs.scale)
+def _ours(inputs: Inputs, backend: Backend, plan: AttentionPlan, i: int) -> torch.Tensor:
+    return backend.paged_attention(inputs.query, *inputs.caches[i % len(inputs.caches)], plan, scale=inputs.scale)
 
 
 def _exact(inputs: Inputs) -> tuple[torch.Tensor, float]:

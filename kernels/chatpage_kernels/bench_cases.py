@@ -86,7 +86,10 @@ TINY_GRID = (
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Tensors of a case, and its plan for a backend; `caches` are in the backend's own layout, `plain` is one as it was."""
+    """Tensors of a case, and its plans for a backend.
+
+    `caches` are in the backend's own layout, `plain` is one as it was; `plan_apart` is the plan without sharing.
+    """
 
     case: Case
     model: Model
@@ -95,6 +98,7 @@ class Inputs:
     plain: tuple[torch.Tensor, torch.Tensor]
     tables: torch.Tensor  # int64 [num_seqs, blocks]
     plan: AttentionPlan
+    plan_apart: AttentionPlan
 
     @property
     def scale(self) -> float:
@@ -160,15 +164,22 @@ def make_inputs(case: Case, model: Model, backend: Backend, device: torch.device
         backend.convert_cache(key_cache, value_cache)
         caches.append((key_cache, value_cache))
     query = torch.randn(case.num_seqs * case.q_len, model.num_q_heads, model.head_dim, generator=generator)
-    plan = plan_attention(
+    plans = [_plan(case, model, backend, tables, device, share=share) for share in (True, False)]
+    query = query.to(model.dtype).to(device)
+    return Inputs(case, model, query, caches, (plain[0], plain[1]), tables.to(device), *plans)
+
+
+def _plan(
+    case: Case, model: Model, backend: Backend, tables: torch.Tensor, device: torch.device, *, share: bool
+) -> AttentionPlan:
+    return plan_attention(
         np.arange(case.num_seqs + 1, dtype=np.int32) * case.q_len,
         np.full(case.num_seqs, case.kv_len, np.int32),
         tables.numpy().astype(np.int32),
-        block_size=size,
+        block_size=model.block_size,
         num_q_heads=model.num_q_heads,
         num_kv_heads=model.num_kv_heads,
         tile=backend.tile_for(case.q_len, model.num_q_heads // model.num_kv_heads),
+        share=share,
         device=device,
     )
-    query = query.to(model.dtype).to(device)
-    return Inputs(case, model, query, caches, (plain[0], plain[1]), tables.to(device), plan)

@@ -225,7 +225,7 @@ def _find_runs(step: _Step, block_tables: IntArray, block_size: int, tile: Tile,
         # A declined run costs no item and no partial result: its keys become part of items that exist anyway.
         return (apart - together) * (hi - first_seen) > together * tile.item_cost + num_rows * tile.merge_cost
 
-    num_visible = np.where(step.lens > 0, step.first_pos + 1, 0)
+    num_visible = (step.first_pos + 1) * (step.lens > 0)
     return find_shared_runs(block_tables, num_visible, block_size=block_size, align=align, is_worth_it=is_worth_it)
 
 
@@ -345,7 +345,7 @@ def _table(columns: list[IntArray]) -> IntArray:
 
 def _ranges(starts: IntArray, lens: IntArray) -> IntArray:
     """Concatenate `arange(start, start + len)` of each pair."""
-    ends = np.add.accumulate(lens)
+    ends: IntArray = np.add.accumulate(lens)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - (ends - lens), lens) + np.arange(total)
 

@@ -64,12 +64,12 @@ def find_shared_runs(
     if len(candidates) < 2 or len(set(block_tables[candidates, 0].tolist())) == len(candidates):
         return []
     lengths = num_blocks[candidates]
-    tables = block_tables[candidates, : lengths.max()]
+    tables = block_tables[:, : lengths.max()].take(candidates, 0)
     # Cut to its visible blocks, with an end that is no block id, a table stands among those that begin alike and parts none.
     tables[np.arange(tables.shape[1]) >= lengths[:, None]] = -1
     by_bytes = tables.view(np.dtype((np.void, tables.shape[1] * tables.itemsize)))[:, 0].argsort(kind="stable")
     order = candidates[by_bytes]
-    common = _common_blocks(tables[by_bytes], lengths[by_bytes])
+    common = _common_blocks(tables.take(by_bytes, 0), lengths[by_bytes])
     runs: list[SharedRun] = []
     pending = [(fork, 0) for fork in _forks(common.tolist())]
     for fork, lo in pending:  # grows while it is walked: breadth first, so outer forks come first

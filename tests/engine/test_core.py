@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -341,6 +342,19 @@ def test_leaving_a_stream_early_aborts_its_request(engine: Engine) -> None:
     assert engine.memory().blocks_used == 0
 
 
+def test_two_requests_can_be_read_one_after_the_other(engine: Engine) -> None:
+    """Reading the first ran the second to its end and threw its events away; reading the second then never returned."""
+    ids = [engine.add_request([*PROMPT, i], greedy(max_tokens=4)) for i in range(5, 8)]
+    for request_id in ids:
+        events = list(engine.stream(request_id))
+        assert isinstance(events[-1], RequestFinished)
+        assert {event.request_id for event in events} == {request_id}
+    with pytest.raises(UnknownRequestError, match="read already"):
+        engine.stream(ids[0])
+    with pytest.raises(UnknownRequestError, match="'nobody'"):
+        engine.stream(RequestId("nobody"))
+
+
 def test_a_failing_step_ends_its_requests_by_name_and_the_engine_goes_on(
     engine: Engine, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +376,14 @@ def test_a_failing_step_ends_its_requests_by_name_and_the_engine_goes_on(
 
 @pytest.mark.parametrize(
     ("prompt", "match"),
-    [([], "empty"), ([3, -1], "-1"), ([10**6], "outside the vocabulary"), ([2**70], "whole numbers"), (["a"], "whole numbers")],
+    [
+        (b"text", "not text or bytes"),
+        ([], "empty"),
+        ([3, -1], "-1"),
+        ([10**6], "outside the vocabulary"),
+        ([2**70], "whole numbers"),
+        (["a"], "whole numbers"),
+    ],
 )
 def test_a_wrong_prompt_is_refused_and_the_engine_goes_on(engine: Engine, prompt: list[int], match: str) -> None:
     with pytest.raises(InvalidRequestError, match=match):
@@ -384,6 +405,22 @@ def test_a_request_id_in_use_is_refused(engine: Engine) -> None:
     engine.add_request(PROMPT, greedy(max_tokens=1), request_id=RequestId("mine"))
     with pytest.raises(InvalidRequestError, match="'mine' is in use"):
         engine.add_request(PROMPT, request_id=RequestId("mine"))
+
+
+def test_arguments_of_the_wrong_kind_are_refused(engine: Engine) -> None:
+    request_id = engine.add_request(PROMPT, greedy(max_tokens=1))
+    wrong: Any = {"n": 2}
+    with pytest.raises(InvalidParameterError, match="must be SamplingParams, got dict"):
+        engine.add_request(PROMPT, wrong)
+    wrong = 2.5
+    with pytest.raises(InvalidParameterError, match="Cannot fork"):
+        engine.fork(request_id, num_tokens=wrong)
+    with pytest.raises(UnknownRequestError, match="samples 0 to 0"):
+        engine.fork(request_id, sample=wrong)
+    with pytest.raises(InvalidRequestError, match="salt must be text"):
+        engine.add_request(PROMPT, cache_salt=wrong)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        engine.pin([])
 
 
 @pytest.mark.parametrize("position", [-1, 0, 62])

@@ -234,3 +234,32 @@ def test_quantization_that_does_not_fit_is_refused() -> None:
         resolve_dtype(EngineConfig.load(quantization="int4"), torch.device("cuda"))
     with pytest.raises(ConfigError, match="int8 computes in bfloat16, but dtype is float32"):
         resolve_dtype(EngineConfig.load(quantization="int8", dtype="float32"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["", " ", "~nobody-of-that-name/x", "a" * 300, "a\0b"])
+def test_a_name_that_can_be_no_model_is_an_error(name: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        _load(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network library of the hub raises errors of its own, which are no OSError."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelNotFoundError, match="cannot be reached"):
+        _load("nobody/nothing")
+
+
+def test_a_converted_model_in_a_cache_that_cannot_be_written_still_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared cache on a read-only disk was refused, though everything needed was in it."""
+    file = tmp_path / "m.gguf"
+    write_llama_gguf(save_gguf_llama(tmp_path / "m"), file)
+    _load(file)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a lock was wanted for what exists")
+
+    monkeypatch.setattr("chatpage.engine.models.cache_dir.locked", refuse)
+    _load(file)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from chatpage.engine.core import Engine
 from chatpage.server.app import create_app
@@ -42,6 +43,7 @@ class Served:
     url: str
     desk: Desk
     server: Server
+    loop: asyncio.AbstractEventLoop
 
     @property
     def ws_url(self) -> str:
@@ -79,14 +81,14 @@ def serving(
                 prepare(desk)
             with open_socket(ServeSettings(host=listen, port=0)) as listener:
                 server = Server(create_app(desk.session, settings))
-                found.append(Served(url_of(listener), desk, server))
+                found.append(Served(url_of(listener), desk, server, asyncio.get_running_loop()))
                 started.set()
                 await server.serve([listener])
 
     def main() -> None:
         try:
             asyncio.run(run())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again on the test's thread
             errors.append(error)
         finally:
             started.set()
@@ -130,6 +132,14 @@ class Wire:
                 raise AssertionError(f"{message.code}: {message.message}")
             if isinstance(message, kind) and all(getattr(message, key) == value for key, value in wanted.items()):
                 return message
+
+    async def close_code(self) -> int:
+        """Read until the server closes, and return its code."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self.receive()
+        assert self.socket.close_code is not None
+        return self.socket.close_code
 
     async def hello(self, **fields: Any) -> Welcome:
         await self.send("hello", client_id="test", **fields)

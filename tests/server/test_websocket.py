@@ -1,6 +1,7 @@
 """The websocket: runs as they are written, reconnecting, stopping, two tabs, bad frames, and clients that read nothing."""
 
 import asyncio
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -15,13 +16,11 @@ from chatpage.server.protocol import (
     PlanResult,
     Pong,
     RunDelta,
-    RunDone,
-    RunSnapshot,
     TreePatch,
 )
 from chatpage.server.settings import ServeSettings
 from chatpage.server.views import KvStats
-from chatpage.store import LOCAL_USER, NodeStatus
+from chatpage.store import LOCAL_USER, NewNode, NodeStatus, Role
 from tests.engine.engines import tiny_engine
 from tests.server.serving import LONG, Served, Wire, dial, with_server
 from tests.sessions import Copy
@@ -56,12 +55,11 @@ def test_a_client_that_reconnects_at_random_moments_has_exactly_the_undisturbed_
         while copy.end is None:
             num_connections += 1
             async with dial(served) as wire:
+                wire.copies[run.run_id] = copy
                 after = {} if copy.seq is None else {"after_seq": copy.seq}
                 await wire.send("subscribe", run_id=run.run_id, **after)
                 for _ in range(chance.randint(1, 6)):
-                    message = await wire.receive()
-                    assert isinstance(message, RunDelta | RunSnapshot | RunDone) or message.type == "sample.done"
-                    copy.take(message)  # type: ignore[arg-type]
+                    await wire.receive()
                     if copy.end is not None:
                         break
         assert num_connections > 3, "it was disturbed"
@@ -90,6 +88,22 @@ def test_going_away_stops_nothing_and_cancelling_keeps_the_text(tmp_path: Path) 
         assert node.status is NodeStatus.ABORTED
         assert node.text == copy.texts[0] != ""
         assert 0 < node.num_tokens < 400
+
+    with_server(tmp_path, test)
+
+
+def test_a_stop_that_is_the_last_word_of_a_client_still_stops(tmp_path: Path) -> None:
+    """Stop and close the tab: the connection used to end the answering of the stop before it had begun."""
+
+    async def test(served: Served) -> None:
+        chat = served.conversation()
+        for _ in range(5):
+            async with dial(served) as wire:
+                run = await wire.reply(chat, params=LONG | {"max_tokens": 400})
+                await wire.send("run.cancel", run_id=run.run_id)
+            while (await asyncio.to_thread(served.node, chat.id, run.node_ids[0])).status is NodeStatus.STREAMING:
+                await asyncio.sleep(0.01)
+            assert served.node(chat.id, run.node_ids[0]).status is NodeStatus.ABORTED
 
     with_server(tmp_path, test)
 
@@ -150,7 +164,7 @@ def test_two_sockets_on_one_conversation_stay_in_step(tmp_path: Path) -> None:
         ('{"type":"subscribe","run_id":"none"}', "not_found"),
         ('{"type":"subscribe","conversation_id":"none"}', "not_found"),
         ('{"type":"run.cancel","run_id":"none"}', "not_found"),
-        ('{"type":"prefix.warm","conversation_id":"none"}', "not_found"),
+        ('{"type":"prefix.warm","conversation_id":"none","parent_id":"none"}', "not_found"),
         (b"\x00\x01", "invalid_message"),
     ],
 )
@@ -162,6 +176,41 @@ def test_a_bad_frame_gets_a_typed_error_and_the_connection_goes_on(frame: str | 
             assert error.code == code or (code == "invalid_json" and error.code == "invalid_message"), error
             await wire.send("ping", t=2.5)
             assert await wire.until(Pong) == Pong(t=2.5)
+
+    asyncio.run(test())
+
+
+def test_a_stream_of_nonsense_never_crashes_the_server(server: Served) -> None:
+    """Pieces of real messages are cut, repeated and mixed; each frame is answered or has its meaning."""
+
+    async def test() -> None:
+        chance = random.Random(7)
+        parts = [
+            '{"type":"',
+            "hello",
+            "subscribe",
+            "run.create",
+            '","',
+            "run_id",
+            '":',
+            "null",
+            "1e999",
+            "[",
+            "]",
+            "{",
+            "}",
+            '"',
+        ]
+        parts += ["conversation_id", "n", "-1", "\\ud800", "\x00", "after_seq", "params", "true", ",", "9" * 40, "client_id"]
+        async with dial(server) as wire:
+            for number in range(500):
+                frame = "".join(chance.choices(parts, k=chance.randint(1, 12)))
+                await wire.socket.send(frame.encode() if chance.random() < 0.1 else frame)
+                if number % 50 == 0:
+                    await wire.send("ping", t=number)
+                    while not isinstance(message := await wire.receive(), Pong):
+                        assert isinstance(message, ErrorMessage)
+                        assert message.code != "internal_error"
 
     asyncio.run(test())
 
@@ -181,11 +230,9 @@ def test_an_error_names_the_message_it_is_about(server: Served) -> None:
 def test_a_frame_above_the_limit_closes_with_1009(server: Served) -> None:
     async def test() -> None:
         async with dial(server) as wire:
-            with pytest.raises(ConnectionClosed) as caught:
+            with contextlib.suppress(ConnectionClosed):  # it may be closed before all of it is sent
                 await wire.socket.send("x" * (2**20 + 1))
-                await wire.receive()
-            assert caught.value.rcvd is not None
-            assert caught.value.rcvd.code == 1009
+            assert await wire.close_code() == 1009
 
     asyncio.run(test())
 
@@ -197,10 +244,7 @@ def test_nothing_is_served_before_hello(server: Served, monkeypatch: pytest.Monk
         async with dial(server, hello=False) as wire:
             await wire.send("subscribe", kv=True)
             assert (await wire.until(ErrorMessage)).code == "invalid_request"
-            with pytest.raises(ConnectionClosed) as caught:
-                await wire.receive()
-            assert caught.value.rcvd is not None
-            assert caught.value.rcvd.code == 1008
+            assert await wire.close_code() == 1008
 
     asyncio.run(test())
 
@@ -284,8 +328,8 @@ def test_a_client_that_reads_nothing_is_closed_with_1013_and_slows_nobody(
     monkeypatch.setattr(websocket, "SEND_S", 0.5)
 
     async def test(served: Served) -> None:
-        chat = served.conversation(title="x" * 900)
-        served.desk.store.add_node(LOCAL_USER, chat.id, None, _huge_message())
+        chat = served.conversation()
+        served.desk.store.add_node(LOCAL_USER, chat.id, None, NewNode(role=Role.USER, text="word " * 60_000))
         async with dial(served, max_queue=1, ping_interval=None) as stuck, dial(served) as reader:
             for _ in range(200):  # each answer is a tree of 300 kB, and none is read
                 await stuck.send("subscribe", conversation_id=chat.id)
@@ -294,19 +338,9 @@ def test_a_client_that_reads_nothing_is_closed_with_1013_and_slows_nobody(
             copy = await reader.finish(run)
             assert copy.texts[0] == served.node(run.conversation_id, run.node_ids[0]).text
             await asyncio.sleep(1.0)
-            with pytest.raises(ConnectionClosed) as caught:
-                while True:
-                    await stuck.receive()
-            assert caught.value.rcvd is not None
-            assert caught.value.rcvd.code == 1013
+            assert await stuck.close_code() == 1013
 
     with_server(tmp_path, test)
-
-
-def _huge_message() -> Any:
-    from chatpage.store import NewNode, Role
-
-    return NewNode(role=Role.USER, text="word " * 60_000)
 
 
 def test_where_a_key_is_needed_it_comes_as_header_subprotocol_or_first_message(tmp_path: Path) -> None:

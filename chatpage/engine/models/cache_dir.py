@@ -19,9 +19,16 @@ CACHE_DIR_VARIABLE = "CHATPAGE_CACHE_DIR"
 
 
 def cache_dir() -> Path:
-    """Return `$CHATPAGE_CACHE_DIR`, else the cache folder of the user's platform."""
+    """Return `$CHATPAGE_CACHE_DIR`, else the cache folder of the user's platform.
+
+    Raises:
+        ConfigError: The variable names the home of a user who does not exist.
+    """
     given = os.environ.get(CACHE_DIR_VARIABLE)
-    return Path(given).expanduser() if given else user_cache_path("chatpage")
+    try:
+        return Path(given).expanduser() if given else user_cache_path("chatpage")
+    except RuntimeError as error:
+        raise ConfigError(f"{CACHE_DIR_VARIABLE} is {given!r}, which names no folder: {error}.") from error
 
 
 @contextlib.contextmanager
@@ -33,6 +40,9 @@ def publishing(target: Path) -> Iterator[Path | None]:
     Raises:
         ConfigError: The cache folder cannot be written.
     """
+    if target.exists():  # what is published is complete, so a cache that cannot be written still serves
+        yield None
+        return
     partial = target.with_name(target.name + ".partial")
     with locked(target):
         if target.exists():

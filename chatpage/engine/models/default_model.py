@@ -59,7 +59,10 @@ def path(*, show_progress: bool = True) -> Path:
 
 
 def _is_intact(file: Path) -> bool:
-    return file.is_file() and _sha256(file) == MODEL_SHA256
+    try:
+        return file.is_file() and _sha256(file) == MODEL_SHA256
+    except OSError as error:
+        raise ModelDownloadError(f"The default model in {file} cannot be read: {error.strerror}.") from error
 
 
 def _sha256(file: Path) -> str:

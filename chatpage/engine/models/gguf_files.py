@@ -32,11 +32,15 @@ def check_gguf(file: Path) -> None:
     """Check that a file is GGUF at all.
 
     Raises:
-        BrokenModelError: It is not.
+        BrokenModelError: It is not, or cannot be read.
     """
-    with file.open("rb") as stream:
-        if stream.read(len(_MAGIC)) != _MAGIC:
-            raise BrokenModelError(f"{file} is not a GGUF file, or is damaged: it does not start with {_MAGIC.decode()}.")
+    try:
+        with file.open("rb") as stream:
+            magic = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise BrokenModelError(f"{file} cannot be read: {error.strerror}.") from error
+    if magic != _MAGIC:
+        raise BrokenModelError(f"{file} is not a GGUF file, or is damaged: it does not start with {_MAGIC.decode()}.")
 
 
 def convert_settings(file: Path) -> Path:

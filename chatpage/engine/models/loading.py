@@ -169,10 +169,16 @@ def find_model(name: str, *, show_progress: bool) -> ModelFiles:
     """
     if name == DEFAULT_MODEL:
         return _gguf_model(name, default_model.path(show_progress=show_progress))
-    place = Path(name).expanduser()
-    if place.is_dir():
+    if not name.strip():
+        raise ModelNotFoundError("The name of the model is empty: give a folder, a .gguf file, a hub id, or 'default'.")
+    try:
+        place = Path(name).expanduser()
+        is_folder, is_file = place.is_dir(), place.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelNotFoundError(f"{name[:80]!r} names no file or folder: {error}.") from error
+    if is_folder:
         return _folder_model(name, place)
-    if place.is_file():
+    if is_file:
         return _gguf_model(name, place)
     if place.suffix == ".gguf" or place.is_absolute() or name.startswith((".", "~")):
         raise ModelNotFoundError(f"There is no file or folder {place}.")

@@ -12,7 +12,7 @@ from enum import Enum
 
 from chatpage_kernels.cpu import features
 from chatpage_kernels.cpu.library import Library
-from chatpage_kernels.cpu.toolchain import BuildError, Compiler, compile_library, find_built, find_compiler
+from chatpage_kernels.cpu.toolchain import BuildAbandoned, BuildError, Compiler, compile_library, find_built, find_compiler
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,8 @@ class Builder:
             began = time.monotonic()
             try:
                 library = Library(compile_library(isa, compiler), isa.name)
+            except BuildAbandoned:
+                return
             except (BuildError, OSError) as error:
                 problems.append(f"{isa.name}: {error}")
                 log.warning("The C++ kernels for %s cannot be built: %s", isa.name, error)

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ _POLL_SECONDS = 0.05
 
 class BuildError(Exception):
     """The kernels cannot be compiled; the message says why, for people."""
+
+
+class BuildAbandoned(Exception):
+    """The program ended before the compiler did; nobody is left to be told."""
+
+
+_is_exiting = threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,31 +118,39 @@ def _compile(isa: Isa, compiler: Compiler, target: Path) -> None:
     command = [compiler.path, *_OPTIONS, *isa.options, "-w", *sources, "-o", str(partial)]
     # In a session of its own, so that the programs which a compiler starts can be ended with it.
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    end = functools.partial(_end, process)
-    atexit.register(end)  # the thread that waits here dies with the interpreter, and cleans nothing up
+    abandon = functools.partial(_abandon, process)
+    atexit.register(abandon)  # the thread that waits here dies with the interpreter, and cleans nothing up
     try:
         # Answers are being computed meanwhile: they go first.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PGRP, process.pid, 10)
         _, messages = process.communicate(timeout=_COMPILE_SECONDS)
+        if _is_exiting.is_set():
+            raise BuildAbandoned
         if process.returncode != 0:
             raise BuildError(f"{compiler.path} failed with code {process.returncode}: {_first_error(messages)}")
         partial.replace(target)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{compiler.path} took longer than {_COMPILE_SECONDS:.0f} seconds") from error
     finally:
-        atexit.unregister(end)
-        end()
+        atexit.unregister(abandon)
+        _kill(process)
+        assert process.stderr is not None
+        process.stderr.close()
         partial.unlink(missing_ok=True)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _abandon(process: subprocess.Popen[str]) -> None:
+    """The interpreter exits: stop the compiler, and let the thread that reads from it end without a word."""
+    _is_exiting.set()
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
 
 
 def _first_error(messages: str) -> str:
