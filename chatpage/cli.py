@@ -4,6 +4,9 @@ Invariants: a `ChatpageError` becomes one line on stderr and an exit code, never
 asking differently, else 1; 130 after Ctrl-C. What is heavy is imported by the command that needs it, so `--help` is instant.
 """
 
+import contextlib
+import errno
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,15 +41,38 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; the console script."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
     except ChatpageError as error:
         sys.exit(report_error(error))
+    except OSError as error:
+        sys.exit(_report_output(error))
 
 
 def report_error(error: ChatpageError) -> int:
     """Print an error as one line on stderr and return the exit code for it."""
-    print("chatpage: " + " ".join(str(error).split()), file=sys.stderr)
+    _print_error(str(error))
     return EXIT_USAGE if isinstance(error, _USER_MISTAKES) else EXIT_ERROR
+
+
+def _report_output(error: OSError) -> int:
+    """Say that the output cannot be written (every file that is read or written has an error of its own); give it up, so that
+    Python does not try once more at its end. A reader that went away, such as `head`, needs no line."""
+    if error.errno != errno.EPIPE:
+        place = f" {error.filename}" if error.filename else ""
+        _print_error(f"Cannot write the output{place}: {error.strerror or error}.")
+    if sys.__stdout__ is not None:
+        with contextlib.suppress(OSError, ValueError):  # it may be closed, or nothing that has a descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+    return EXIT_ERROR
+
+
+def _print_error(text: str) -> None:
+    if sys.stderr is not None:  # print would take stdout then
+        print("chatpage: " + " ".join(text.split()), file=sys.stderr)
 
 
 @app.command()
@@ -62,8 +88,11 @@ def chat(
     from rich.console import Console
 
     from chatpage.terminal.chat import Chat
+    from chatpage.terminal.streams import check_stdin, check_stdout
     from chatpage.terminal.text import check_unicode
 
+    check_stdin()
+    check_stdout()
     system = None if system is None else check_unicode(system, "--system")
     engine = _load(config)
     Chat(engine, Console(highlight=False), params=params, model_name=_name_of(config), system=system).run()
@@ -86,8 +115,10 @@ def generate(
     """Answer one prompt on stdout."""
     from chatpage.generate import print_reply, read_prompt, render
     from chatpage.terminal.reply import for_chat
+    from chatpage.terminal.streams import check_stdout
     from chatpage.terminal.text import check_unicode
 
+    check_stdout()
     text = read_prompt(prompt, prompt_file, source)
     if raw and system is not None:
         raise InvalidRequestError("--raw sends the prompt alone; leave --system out, or write it into the prompt.")
@@ -136,7 +167,9 @@ def doctor(*, config: EngineConfig) -> None:
     from rich.console import Console
 
     from chatpage.doctor import run_doctor
+    from chatpage.terminal.streams import check_stdout
 
+    check_stdout()
     run_doctor(config, Console(highlight=False))
 
 

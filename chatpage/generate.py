@@ -19,6 +19,7 @@ from chatpage.prompt import Message, render_prompt
 from chatpage.sampling_params import SamplingParams
 from chatpage.terminal.columns import LiveColumns
 from chatpage.terminal.reply import Reply, Sample, holding, run_request
+from chatpage.terminal.streams import check_stdin
 from chatpage.terminal.text import check_unicode, clean, decode
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None, source: str | None
     if prompt is not None:
         return check_unicode(prompt, "--prompt")
     if prompt_file is None:
+        check_stdin()
         return decode(sys.stdin.buffer.read(), "stdin")
     try:
         return decode(prompt_file.read_bytes(), str(prompt_file))
@@ -81,10 +83,12 @@ def print_reply(engine: Engine, token_ids: Sequence[int], params: SamplingParams
 def to_json(engine: Engine, token_ids: Sequence[int], params: SamplingParams, reply: Reply, model_name: str) -> dict[str, Any]:
     """Describe a finished reply; `memory` is what prompt and samples hold together in the KV cache."""
     assert reply.usage is not None
+    assert reply.started is not None
     with holding(engine, [[*token_ids, *sample.token_ids] for sample in reply.samples]):
         memory = engine.memory()
     return {
         "model": model_name,
+        "seed": reply.started.seed,
         "prompt_tokens": reply.usage.prompt_tokens,
         "cached_tokens": reply.usage.cached_tokens,
         "computed_prompt_tokens": reply.usage.computed_prompt_tokens,
@@ -195,7 +199,7 @@ def _show_token(tokenizer: "PreTrainedTokenizerBase", token_id: int, logprob: fl
 
 def _print_summary(reply: Reply) -> None:
     """Tell a person at a terminal what it cost; scripts have --json."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return
     seed = f" · seed {reply.started.seed}" if reply.started else ""
-    Console(stderr=True, highlight=False).print(Text(reply.summary() + seed, "dim"), soft_wrap=True)
+    Console(stderr=True, highlight=False).print(Text(reply.summary() + seed, "dim"))

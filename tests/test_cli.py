@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,6 +147,34 @@ def test_an_unknown_flag_is_a_usage_error(run: Run) -> None:
     assert "tempratur" in err
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        ("generate - <&-", 2, "stdin is closed"),
+        ("chat <&-", 2, "stdin is closed"),
+        ("chat </dev/null >&-", 2, "stdout is closed"),
+        ("generate --prompt hi >&-", 2, "stdout is closed"),
+        ("doctor >&-", 2, "stdout is closed"),
+        ("generate --prompt hi --max-tokens 2 --json >/dev/full", 1, "Cannot write the output: No space left on device."),
+        ("--version >/dev/full", 1, "Cannot write the output: No space left on device."),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_one_line(arguments: str, code: int, problem: str) -> None:
+    """Python has None for a stream that is closed, and finds out that a disk is full when it ends, with an exit code of 120."""
+    flags = ["--device", "cpu", "--kv-memory", "2MiB", "--model", str(tiny_llama_folder())]
+    words = arguments.split()
+    command = shlex.join([sys.executable, "-m", "chatpage"]) + f" {arguments} "
+    command += shlex.join(flags) if words[0] != "--version" else ""
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "kernels")))
+    result = subprocess.run(
+        ["/bin/sh", "-c", command], check=False, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert result.returncode == code
+    assert problem in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 # -- generate --------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +214,7 @@ def test_json_is_one_object_of_the_promised_shape(run: Run) -> None:
     answer = json.loads(out)
     assert list(answer) == [
         "model",
+        "seed",
         "prompt_tokens",
         "cached_tokens",
         "computed_prompt_tokens",
@@ -192,6 +222,7 @@ def test_json_is_one_object_of_the_promised_shape(run: Run) -> None:
         "timing",
         "memory",
     ]
+    assert answer["seed"] == 2
     assert [sample["index"] for sample in answer["samples"]] == [0, 1, 2]
     for sample in answer["samples"]:
         assert list(sample) == ["index", "text", "token_ids", "finish_reason", "num_tokens", "sum_logprob"]
@@ -208,6 +239,13 @@ def test_json_is_one_object_of_the_promised_shape(run: Run) -> None:
     assert prompt < memory["rows_held"] <= prompt + generated + 2 * (prompt % 4)
     assert memory["blocks_shared"] >= prompt // 4
     assert (answer["cached_tokens"], answer["computed_prompt_tokens"]) == (0, prompt)
+
+
+def test_the_seed_that_was_drawn_makes_the_same_answer_again(run: Run) -> None:
+    flags = ["--prompt", "hello", "--max-tokens", "8", "--json"]
+    drawn = json.loads(run("generate", *flags, model=tiny_llama_folder()).out)
+    again = json.loads(run("generate", *flags, "--seed", str(drawn["seed"]), model=tiny_llama_folder()).out)
+    assert again["samples"] == drawn["samples"]
 
 
 def test_json_has_logprobs_only_when_asked(run: Run) -> None:

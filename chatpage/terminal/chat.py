@@ -1,10 +1,11 @@
 """The terminal chat: reads lines, runs them on the engine, grows the tree.
 
 Invariants: the tree changes only once a request was accepted, so an error leaves the conversation as it was; every reply that
-said something is kept, however it ended.
+said something is kept, however it ended; no line that a person types, no Ctrl-C and no fault of ours ends the chat.
 """
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +18,18 @@ from chatpage.events import Event, TokenDelta
 from chatpage.prompt import Message, Prompt, PromptPrefix, render_prompt
 from chatpage.sampling_params import SamplingParams
 from chatpage.terminal import commands
+from chatpage.terminal.arguments import number, shorten
 from chatpage.terminal.columns import LiveColumns
 from chatpage.terminal.conversation import Conversation, Node, NodeId
 from chatpage.terminal.input import LineReader
+from chatpage.terminal.interrupt import InterruptFlag
 from chatpage.terminal.reply import Reply, for_chat, run_request
 from chatpage.terminal.text import WordWriter, clean, count, format_bytes
 
+log = logging.getLogger(__name__)
+
 _PROMPT = "› "
+_COMPILING = "kernels are being compiled"  # what a model that was left to transformers for that reason says
 
 
 class Chat:
@@ -47,6 +53,7 @@ class Chat:
         self.saved_files: set[Path] = set()
         self.computed: dict[NodeId, PromptPrefix] = {}  # of each reply, every token from the start of its conversation on
         self._choices: tuple[Node, ...] = ()
+        self._num_saved = 0  # nodes of the tree when it was last saved
         if system:
             self.set_system(system)
 
@@ -57,29 +64,37 @@ class Chat:
         self._greet()
         while not self.is_over:
             try:
-                line = self.reader.read(self._prompt_text())
+                self.obey(self.reader.read(self._prompt_text()))
             except EOFError:
                 break
             except KeyboardInterrupt:
                 self.note("\nCtrl-C stops a reply; leave with /quit or Ctrl-D.")
-                continue
             except ChatpageError as error:
                 self.complain(error)
-                continue
-            self.obey(line)
+        if any(node.role != "system" for node in self.conversation.nodes[self._num_saved :]):
+            self.note("This conversation was not saved; next time, /save FILE keeps it before you leave.")
 
     def obey(self, line: str) -> None:
-        """Do what one line says: choose a sample, run a command, or answer a message."""
+        """Do what one line says: choose a sample, run a command, or answer a message.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came while no reply was on its way.
+            OSError: Nothing can be shown any more.
+        """
         choices, self._choices = self._choices, ()
         try:
-            if choices and line.strip().isdecimal():
-                self._choose(choices, int(line))
+            if choices and line.strip().isascii() and line.strip().isdecimal():
+                self._choose(choices, number(line.strip(), f"1 to {len(choices)}"))
             elif line.startswith("/") and not line.startswith("//"):
                 commands.run(self, line)
             elif line.strip():
                 self.say(line.removeprefix("/") if line.startswith("//") else line)
         except ChatpageError as error:
             self.complain(error)
+        except Exception as error:  # the last net: the tree is only in memory, and no fault is worth losing it
+            log.debug("A line failed.", exc_info=True)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self.complain(f"Something went wrong: {shorten(reason, 200)}; the conversation is kept.")
 
     def say(self, text: str, *, parent_id: NodeId | None = None, is_first: bool = False) -> None:
         """Add a message of the user below `parent_id` (default: the tip) and answer it."""
@@ -120,12 +135,15 @@ class Chat:
         prompt = render_prompt(self.engine.tokenizer, messages, continue_final=start is not None, known=known)
         self._warn_of_break(prompt)
         params = for_chat(self.engine, dataclasses.replace(self.params, n=self.params.n if n is None else n))
-        reply = self._show(prompt, params, start)
-        if reply.failure is not None and not reply.num_tokens:
-            raise EngineStepError(reply.failure.message)
-        if question is not None:
-            parent_id = self.conversation.add(question[0], "user", question[1]).id
-        self._keep(reply, prompt, parent_id, start)
+        with InterruptFlag() as late:  # Ctrl-C must not come between a reply and the tree
+            reply = self._show(prompt, params, start)
+            if reply.failure is not None and not reply.num_tokens:
+                raise EngineStepError(reply.failure.message)
+            if question is not None:
+                parent_id = self.conversation.add(question[0], "user", question[1]).id
+            self._keep(reply, prompt, parent_id, start)
+        if late.is_set:
+            raise KeyboardInterrupt
 
     def _keep(self, reply: Reply, prompt: Prompt, parent_id: NodeId | None, start: Node | None) -> None:
         before = prompt.token_ids[prompt.spans[-1][0] :] if start else ()
@@ -190,20 +208,31 @@ class Chat:
 
     def note(self, text: str) -> None:
         """Print a dim line."""
-        self.console.print(Text(clean(text), "dim"), soft_wrap=True)
+        self.put(Text(clean(text), "dim"))
 
     def complain(self, error: ChatpageError | str) -> None:
         """Print what went wrong; the chat goes on."""
-        self.console.print(Text(clean(str(error)), "red"), soft_wrap=True)
+        self.put(Text(clean(str(error)), "red"))
+
+    def put(self, text: Text) -> None:
+        """Print a text, broken between words where a terminal is too narrow; a pipe gets its lines whole."""
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
+
+    def has_saved(self, path: Path) -> None:
+        """Remember that the tree as it is now lies in a file, which may be replaced later."""
+        self.saved_files.add(path)
+        self._num_saved = len(self.conversation)
 
     def _greet(self) -> None:
         memory = self.engine.memory()
         tokens = memory.num_blocks * memory.block_size
-        self.console.print(Text.assemble(("chatpage", "bold cyan"), f"  {self.model_name}"), soft_wrap=True)
+        self.put(Text.assemble(("chatpage", "bold cyan"), f"  {self.model_name}"))
         self.note(
             f"context {count(self.engine.max_model_len, 'token')} · KV cache {count(tokens, 'token')} in "
             f"{count(memory.num_blocks, 'block')}, {format_bytes(memory.bytes_total)} · /help shows the commands"
         )
+        if _COMPILING in self.engine.model.computed_by:
+            self.note("First start: C++ kernels are being compiled; the next start will be several times faster.")
 
     def _prompt_text(self) -> str:
         return f"1-{len(self._choices)} {_PROMPT}" if self._choices else _PROMPT

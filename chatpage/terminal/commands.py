@@ -5,10 +5,8 @@ Invariant: a command either does all it says or raises a `ChatpageError` and cha
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -17,6 +15,7 @@ from rich.text import Text
 from chatpage.errors import InvalidParameterError, InvalidRequestError
 from chatpage.sampling_params import SamplingParams
 from chatpage.terminal import save, split
+from chatpage.terminal.arguments import number, parse_value, split_setting
 from chatpage.terminal.conversation import Node
 from chatpage.terminal.kv_view import render_memory, render_stats
 from chatpage.terminal.reply import holding
@@ -55,11 +54,11 @@ def run(chat: "Chat", line: str) -> None:
 def _regenerate(chat: "Chat", argument: str) -> None:
     reply = _last(chat, "assistant", "There is no reply to regenerate yet; write a message first.")
     assert reply.parent_id is not None
-    chat.answer(chat.conversation.node(reply.parent_id), n=_number(argument, "/regenerate [N]") if argument else None)
+    chat.answer(chat.conversation.node(reply.parent_id), n=number(argument, "/regenerate [N]") if argument else None)
 
 
 def _samples(chat: "Chat", argument: str) -> None:
-    _change_params(chat, "n", _number(argument, "/samples N"))
+    _change_params(chat, "n", number(argument, "/samples N"))
 
 
 def _continue(chat: "Chat", argument: str) -> None:
@@ -73,13 +72,12 @@ def _continue(chat: "Chat", argument: str) -> None:
 
 
 def _fork(chat: "Chat", argument: str) -> None:
-    words = _split_words(argument)
-    at = words.index("at") if "at" in words else None
-    target, place = (words, None) if at is None else (words[:at], " ".join(words[at + 1 :]))
-    if len(target) > 1 or place == "":
+    before, _, after = f" {argument} ".partition(" at ")
+    has_place, target, place = " at " in f" {argument} ", before.strip(), after[:-1]
+    if " " in target or (has_place and not place):
         raise InvalidRequestError("Write /fork [NODE] [at WORD or TOKEN], such as /fork 4 at 12 or /fork at however.")
-    node = chat.conversation.node(_node_number(target[0])) if target else _tip_reply(chat, "There is nothing to fork yet.")
-    if place is not None:
+    node = chat.conversation.node(_node_number(target)) if target else _tip_reply(chat, "There is nothing to fork yet.")
+    if has_place:
         if node.role != "assistant":
             raise InvalidRequestError(f"#{node.id} is a {node.role} message; change it with /edit #{node.id}.")
         token_ids, text = split.split_reply(chat.engine.tokenizer, node, place)
@@ -108,7 +106,11 @@ def _edit(chat: "Chat", argument: str) -> None:
 def _ask_for_edit(chat: "Chat", node: Node) -> str:
     if not chat.reader.can_prefill:
         raise InvalidRequestError("Write the new text: /edit [#NODE] TEXT.")
-    text = chat.reader.read("edit › ", prefill=clean(node.text)).strip()
+    try:
+        text = chat.reader.read("edit › ", prefill=clean(node.text)).strip()
+    except (EOFError, KeyboardInterrupt) as error:
+        chat.console.print()  # off the line that was being edited
+        raise InvalidRequestError("The edit was cancelled; nothing was changed.") from error
     if not text:
         raise InvalidRequestError("The new text is empty; nothing was changed.")
     return text
@@ -138,15 +140,15 @@ def _go(chat: "Chat", argument: str) -> None:
     node = chat.conversation.node(_node_number(argument))
     chat.conversation.go(chat.conversation.latest_leaf(node.id))
     for shown in chat.conversation.active_path[-2:]:
-        chat.console.print(Text.assemble((f"#{shown.id} {shown.role}  ", "bold"), clean(shown.text)), soft_wrap=True)
+        chat.put(Text.assemble((f"#{shown.id} {shown.role}  ", "bold"), clean(shown.text)))
 
 
 def _save(chat: "Chat", argument: str) -> None:
     if not argument:
         raise InvalidRequestError("Write /save FILE.json for the whole tree, or /save FILE.md for the active branch.")
-    path = Path(argument).expanduser().absolute()
+    path = save.read_path(argument)
     save.save(chat.conversation, chat.model_name, path, may_replace=path in chat.saved_files)
-    chat.saved_files.add(path)
+    chat.has_saved(path)
     chat.note(f"Saved to {path}.")
 
 
@@ -167,7 +169,7 @@ def _kv(chat: "Chat", argument: str) -> None:
 
 
 def _set(chat: "Chat", argument: str) -> None:
-    name, _, value = argument.partition(" ")
+    name, value = split_setting(argument)
     if not name:
         table = Table.grid(padding=(0, 2))
         for field in dataclasses.fields(SamplingParams):
@@ -177,28 +179,15 @@ def _set(chat: "Chat", argument: str) -> None:
     known = [field.name for field in dataclasses.fields(SamplingParams)]
     if name not in known:
         raise InvalidParameterError(f"There is no sampling parameter {name!r}; known are {', '.join(known)}.")
-    if not value.strip():
+    if not value:
         raise InvalidParameterError(f"Write /set {name} VALUE; now it is {_show_value(getattr(chat.params, name))}.")
-    _change_params(chat, name, _parse_value(name, value.strip()))
+    _change_params(chat, name, parse_value(name, value))
 
 
 def _show_value(value: object) -> str:
     if isinstance(value, str | int | float | None):
         return json.dumps(value)
     return json.dumps(dict(value) if hasattr(value, "keys") else list(value), ensure_ascii=False)  # type: ignore[call-overload]
-
-
-def _parse_value(name: str, text: str) -> object:
-    """Read a value as JSON, so that numbers, null and lists are what they look like; anything else is a string."""
-    try:
-        value = json.loads(text, parse_constant=lambda constant: constant)
-    except json.JSONDecodeError:
-        value = text
-    if name == "stop" and isinstance(value, str):
-        return (value,)
-    if name == "logit_bias" and isinstance(value, dict):
-        return {_number(token_id, '/set logit_bias {"TOKEN": BIAS}'): bias for token_id, bias in value.items()}
-    return value
 
 
 def _change_params(chat: "Chat", name: str, value: object) -> None:
@@ -241,21 +230,8 @@ def _tip_reply(chat: "Chat", problem: str) -> Node:
     return path[-1]
 
 
-def _number(text: str, usage: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise InvalidParameterError(f"{text!r} is not a whole number; write {usage}.")
-    return int(text)
-
-
 def _node_number(text: str) -> int:
-    return _number(text.removeprefix("#"), "the number of a node, as /tree shows it")
-
-
-def _split_words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise InvalidRequestError(f"Cannot read {text!r}: {error}.") from error
+    return number(text.removeprefix("#"), "the number of a node, as /tree shows it")
 
 
 def _refuse_argument(argument: str, usage: str) -> None:

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
+from chatpage.terminal.streams import check_stdin
 from chatpage.terminal.text import check_unicode, clean, decode
 
 _CONTINUED = "\\"
@@ -21,6 +22,7 @@ class LineReader:
     """
 
     def __init__(self, console: Console) -> None:
+        check_stdin()
         self._console = console
         self._is_terminal = sys.stdin.isatty()
         self._pipe: BinaryIO | None = None if self._is_terminal else sys.stdin.buffer
@@ -51,7 +53,11 @@ class LineReader:
             if prefill:
                 _prefill(None)
         while text.endswith(_CONTINUED):
-            text = text[:-1] + "\n" + self._read_line("… ")
+            text = text[:-1]
+            try:
+                text += "\n" + self._read_line("… ")
+            except EOFError:  # ends this message, not the chat
+                break
         return text
 
     def _read_line(self, prompt: str) -> str:

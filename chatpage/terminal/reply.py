@@ -125,9 +125,9 @@ def run_request(
         InvalidRequestError: The engine refuses the prompt or the parameters; nothing was computed.
     """
     started_at = time.perf_counter()
-    request_id = engine.add_request(prompt_ids, params)
     reply = Reply([Sample(index) for index in range(params.n)])
     with InterruptFlag() as interrupt:
+        request_id = engine.add_request(prompt_ids, params)
         for event in engine.stream(request_id):
             reply.take(event)
             reply.wall_s = time.perf_counter() - started_at
@@ -143,15 +143,21 @@ def holding(engine: Engine, sequences: Iterable[Sequence[int]]) -> Iterator[None
     """Hold the cached part of some sequences for a moment, so that reports of the memory say what they take together.
 
     The last token of a sequence was never fed to the model, so it has no row.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came meanwhile; raised when everything was let go again.
     """
     pins = []
-    try:
-        for token_ids in sequences:
-            findable = token_ids[: engine.max_model_len - 1]
-            kept = engine.prefix_cost(findable).cached_tokens if findable else 0
-            if kept:
-                pins.append(engine.pin(findable[:kept]))
-        yield
-    finally:
-        for pin in pins:
-            engine.unpin(pin)
+    with InterruptFlag() as interrupt:
+        try:
+            for token_ids in sequences:
+                findable = token_ids[: engine.max_model_len - 1]
+                kept = engine.prefix_cost(findable).cached_tokens if findable else 0
+                if kept:
+                    pins.append(engine.pin(findable[:kept]))
+            yield
+        finally:
+            for pin in pins:
+                engine.unpin(pin)
+    if interrupt.is_set:
+        raise KeyboardInterrupt

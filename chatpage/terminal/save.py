@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from chatpage.errors import InvalidRequestError
+from chatpage.terminal.arguments import shorten
 from chatpage.terminal.conversation import Conversation
 
 _HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
@@ -27,6 +28,18 @@ def to_markdown(conversation: Conversation, model: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def read_path(text: str) -> Path:
+    """Return the file that a person named, absolute, with `~` as their home.
+
+    Raises:
+        InvalidRequestError: There is no such home.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # no such user; the current folder was removed
+        raise InvalidRequestError(f"Cannot find {shorten(text)}: {error}") from error
+
+
 _WRITERS = {".json": to_json, ".md": to_markdown}
 
 
@@ -36,15 +49,17 @@ def save(conversation: Conversation, model: str, path: Path, *, may_replace: boo
     Raises:
         InvalidRequestError: The suffix is unknown, the file exists and must stay, or it cannot be written.
     """
+    if "\0" in str(path):
+        raise InvalidRequestError("Cannot save there: the name has a null character.")
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
         raise InvalidRequestError(f"Cannot save as {path.name!r}: the name must end in {' or '.join(_WRITERS)}.")
-    if path.exists() and not may_replace:
-        raise InvalidRequestError(f"{path} exists and was not written by this chat; choose another name.")
     try:
+        if path.exists() and not may_replace:
+            raise InvalidRequestError(f"{path} exists and was not written by this chat; choose another name.")
         _write_whole(path, writer(conversation, model))
     except OSError as error:
-        raise InvalidRequestError(f"Cannot write {path}: {error.strerror}.") from error
+        raise InvalidRequestError(f"Cannot write {shorten(path.name)}: {error.strerror or error}.") from error
 
 
 def _write_whole(path: Path, text: str) -> None:
@@ -54,6 +69,6 @@ def _write_whole(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             partial.replace(path)
-        except OSError:
+        except BaseException:  # Ctrl-C too: nothing may be left
             partial.unlink(missing_ok=True)
             raise

@@ -6,6 +6,7 @@ Invariant: a cut never falls inside a character, and it keeps token ids as they 
 from typing import TYPE_CHECKING
 
 from chatpage.errors import InvalidRequestError
+from chatpage.terminal.arguments import number
 from chatpage.terminal.conversation import Node
 
 if TYPE_CHECKING:
@@ -33,27 +34,26 @@ def split_reply(tokenizer: "PreTrainedTokenizerBase", reply: Node, place: str) -
         InvalidRequestError: The reply has not so many tokens, or has no such words after its first token.
     """
     ids = token_ids_of(tokenizer, reply)
-    number = int(place) if place.isascii() and place.isdecimal() else None
-    if number is None:
-        number = _tokens_before(tokenizer, ids, reply, place)
-    if not 1 <= number <= len(ids):
-        raise InvalidRequestError(f"#{reply.id} has {len(ids)} tokens; fork it after 1 to {len(ids)} of them, not {number}.")
-    while number > 1 and _decode(tokenizer, ids[:number]).endswith(_HALF_CHARACTER):
-        number -= 1
-    return ids[:number], _decode(tokenizer, ids[:number])
+    is_number = place.isascii() and place.isdecimal()
+    num_kept = number(place, "/fork at TOKEN") if is_number else _tokens_before(tokenizer, ids, reply, place)
+    if not 1 <= num_kept <= len(ids):
+        raise InvalidRequestError(f"#{reply.id} has {len(ids)} tokens; fork it after 1 to {len(ids)} of them, not {num_kept}.")
+    while num_kept > 1 and _decode(tokenizer, ids[:num_kept]).endswith(_HALF_CHARACTER):
+        num_kept -= 1
+    return ids[:num_kept], _decode(tokenizer, ids[:num_kept])
 
 
 def _tokens_before(tokenizer: "PreTrainedTokenizerBase", ids: tuple[int, ...], reply: Node, words: str) -> int:
     position = _decode(tokenizer, ids).find(words)
     if position < 0:
         raise InvalidRequestError(f"#{reply.id} does not say {words!r}; /go {reply.id} shows it.")
-    number = 0
+    num_before = 0
     # A token may carry the space before the word; it goes with the word.
-    while number < len(ids) and len(_decode(tokenizer, ids[: number + 1])) <= position:
-        number += 1
-    if number == 0:
+    while num_before < len(ids) and len(_decode(tokenizer, ids[: num_before + 1])) <= position:
+        num_before += 1
+    if num_before == 0:
         raise InvalidRequestError(f"#{reply.id} begins with {words!r}: nothing would be kept. Use /regenerate.")
-    return number
+    return num_before
 
 
 def _decode(tokenizer: "PreTrainedTokenizerBase", ids: tuple[int, ...]) -> str:

@@ -1,6 +1,7 @@
 """Makes text from a model or a person safe and fit for a terminal.
 
-Invariant: what `clean` returns holds no control character but newline, so nobody can send escape sequences through a chat.
+Invariant: what `clean` returns holds no control character but newline, so nobody can send escape sequences through a chat, nor
+characters that show the text in another order than it has.
 """
 
 import unicodedata
@@ -9,14 +10,16 @@ from rich.cells import get_character_cell_size
 
 from chatpage.errors import InvalidRequestError
 
-_TAB = "    "
+_REORDERING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_TRANSLATED = {ord("\t"): "    ", 0x2028: "\n", 0x2029: "\n"} | dict.fromkeys(_REORDERING, "")
 
 
 def clean(text: str) -> str:
-    """Expand tabs and drop every other control character except newline (category Cc: escape, bell, C1 ...)."""
+    """Expand tabs, make every kind of line break a newline, and drop all other control characters: category Cc (escape, bell,
+    C1 ...), and those that reorder what stands beside them (U+202A to U+202E, U+2066 to U+2069)."""
     if text.isprintable():
         return text
-    expanded = text.replace("\t", _TAB)
+    expanded = text.translate(_TRANSLATED)
     return "".join(c for c in expanded if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs"))
 
 

@@ -1,5 +1,6 @@
 """The terminal chat on a tiny model: what a session does to the tree, and that nothing a person types ends it."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -69,7 +70,7 @@ def test_regenerating_adds_a_sibling_and_computes_no_prompt(talk: Any) -> None:
     chat, shown = talk("hello", "/set seed null", "/regenerate")
     assert [len(chat.conversation.siblings(node.id)) for node in chat.conversation.active_path] == [1, 2]
     assert chat.conversation.tip == 3
-    assert ", 0 computed" in shown.splitlines()[-2]
+    assert ", 0 computed" in [line for line in shown.splitlines() if line.startswith("prompt ")][-1]
 
 
 def test_samples_are_siblings_and_a_number_chooses_one(talk: Any) -> None:
@@ -152,7 +153,7 @@ def test_another_system_prompt_starts_a_branch(talk: Any) -> None:
     chat, shown = talk("hi", "/system be brief", "hi", "/system", system="be kind")
     assert [node.text for node in chat.conversation.children(None)] == ["be kind", "be brief"]
     assert _roles(chat) == ["system", "user", "assistant"]
-    assert shown.splitlines()[-1] == "be brief"
+    assert shown.splitlines()[-2] == "be brief"
 
 
 def test_the_first_message_can_be_edited_without_a_system_prompt(talk: Any) -> None:
@@ -200,7 +201,8 @@ def test_saved_files_can_be_saved_again_but_others_stay(talk: Any, tmp_path: Pat
         ("/continue", "no reply to continue"),
         ("/fork", "nothing to fork"),
         ("/fork 1 2 3", "Write /fork"),
-        ("/fork 'open", "Cannot read"),
+        ("/fork at", "Write /fork"),
+        ("/fork 1 at", "Write /fork"),
         ("/edit x", "no message to edit"),
         ("/edit #9 x", "no message to edit"),
         ("/go", "Write /go NODE"),
@@ -215,6 +217,19 @@ def test_saved_files_can_be_saved_again_but_others_stay(talk: Any, tmp_path: Pat
         ("/set top_p", "Write /set top_p VALUE"),
         ('/set stop ["a", ""]', "empty string"),
         ("/set stop 5", "stop"),
+        ('/set stop {"a": 1}', "stop cannot be"),
+        ("/set stop_token_ids {}", "stop_token_ids cannot be"),
+        ("/set stop " + "[" * 100_000, "too long or too deep"),
+        ("/set seed " + "9" * 5000, "too long or too deep"),
+        ("/set ignore_eos 1", "must be true or false"),
+        ("/set ignore_eos no", "must be true or false"),
+        ("/set temperature=-1", "must be in [0, 100]"),
+        ("/go " + "9" * 5000, "too large"),
+        ("/samples " + "9" * 5000, "too large"),
+        ("/fork " + "9" * 5000, "too large"),
+        ("/save ~nosuchuser/x.json", "Cannot find ~nosuchuser/x.json"),
+        ("/save " + "a" * 300 + ".json", "File name too long"),
+        ("/save a\0.json", "null character"),
         ("/set logit_bias 5", "logit_bias"),
         ('/set logit_bias {"x": 1}', "not a whole number"),
         ("/save", "Write /save FILE"),
@@ -228,6 +243,82 @@ def test_a_mistake_is_one_clear_line_and_the_chat_goes_on(talk: Any, line: str |
     assert problem in shown
     assert _roles(chat) == ["user", "assistant"]
     assert len(chat.conversation) == 2
+
+
+@pytest.mark.parametrize("line", ["/regenerate " + "9" * 5000, "/fork at " + "9" * 5000, "9" * 5000])
+def test_a_number_of_thousands_of_digits_behind_a_reply_is_refused(talk: Any, line: str) -> None:
+    """Python reads no number of more than 4,300 digits: the ValueError ended the chat and took the tree with it."""
+    chat, shown = talk("/samples 2", "hello", line)
+    assert "too large" in shown
+    assert len(chat.conversation) == 3
+
+
+def test_a_fork_takes_the_words_behind_at_as_they_are(talk: Any) -> None:
+    """Words were split as a shell does, so that an apostrophe was an open quote."""
+    _, shown = talk("hello", "/fork at it's  \"so at", "/fork #2 at 1")
+    assert """#2 does not say 'it\\'s  "so at';""" in shown
+    assert "Branches off #2 after 1 of its tokens" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("/set temperature=0.5", "temperature", 0.5),
+        ("/set ignore_eos False", "ignore_eos", False),
+        ("/set ignore_eos TRUE", "ignore_eos", True),
+        ("/set stop ==", "stop", ("==",)),
+        ("/set stop=a=b", "stop", ("a=b",)),
+    ],
+)
+def test_settings_are_read_as_people_write_them(talk: Any, line: str, name: str, value: object) -> None:
+    chat, _ = talk(line)
+    assert getattr(chat.params, name) == value
+
+
+def test_a_fault_of_ours_is_one_line_and_the_tree_stays(talk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("chatpage.terminal.commands.render_tree", fail)
+    chat, shown = talk("hello", "/tree", "more")
+    assert "Something went wrong: RuntimeError: two lines; the conversation is kept.\n" in shown
+    assert _roles(chat) == ["user", "assistant"] * 2
+
+
+def test_ctrl_c_during_a_command_or_a_prompt_leads_back_to_the_prompt(talk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("chatpage.terminal.commands.render_memory", interrupt)
+    chat, shown = talk("hello", "/kv", "more")
+    assert shown.count("leave with /quit") == 1
+    assert len(chat.conversation) == 4
+    monkeypatch.setattr("chatpage.terminal.chat.render_prompt", interrupt)
+    chat, shown = talk("hello", "again")
+    assert shown.count("leave with /quit") == 2
+
+
+def test_the_end_of_input_behind_a_backslash_ends_the_message_alone(talk: Any) -> None:
+    chat, _ = talk("hello \\")
+    assert chat.conversation.nodes[0].text == "hello "
+
+
+def test_who_leaves_without_saving_is_told_once(talk: Any, tmp_path: Path) -> None:
+    hint = "This conversation was not saved"
+    assert talk("hello", "/quit")[1].count(hint) == 1
+    assert talk("hello", f"/save {tmp_path}/a.json", "more")[1].count(hint) == 1
+    assert hint not in talk("hello", f"/save {tmp_path}/b.json")[1]
+    assert hint not in talk("/help", system="be kind")[1]
+
+
+def test_a_start_without_kernels_says_that_the_next_one_is_faster(
+    talk: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "First start: C++ kernels are being compiled"
+    assert hint not in talk("/help")[1]
+    reason = "transformers: the C++ kernels are being compiled; the next start will be faster"
+    monkeypatch.setattr(engine, "model", dataclasses.replace(engine.model, computed_by=reason))
+    assert talk("/help")[1].splitlines()[2].startswith(hint)
 
 
 def test_more_samples_than_the_engine_runs_at_once_are_refused_and_nothing_is_added(talk: Any) -> None:
@@ -271,7 +362,9 @@ def test_ctrl_c_stops_a_reply_keeps_its_text_and_the_chat_goes_on() -> None:
         terminal.send("hello\r")
         at = terminal.expect("hello\r\n", after=at)
         terminal.expect_more(20, after=at)
+        streamed = at
         at = ask(CTRL_C, "stopped", at)
+        assert "^C" not in terminal.screen[streamed:at], "the key was written into the reply"
         at = ask("/set max_tokens 4\r", "max_tokens is 4.", at)
         at = ask("/continue\r", "4 tokens", at)
         at = ask(CTRL_C, "leave with /quit", at)
@@ -279,6 +372,26 @@ def test_ctrl_c_stops_a_reply_keeps_its_text_and_the_chat_goes_on() -> None:
         terminal.send(CTRL_D)
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.screen
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("key", [CTRL_C, CTRL_D])
+def test_an_edit_can_be_cancelled(key: str) -> None:
+    """Ctrl-C and Ctrl-D in the line of an edit ended the chat, and the tree was gone."""
+    with PseudoTerminal(_chat_arguments("--max-tokens", "4")) as terminal:
+        at = terminal.expect(PROMPT)
+        terminal.send("hello\r")
+        at = terminal.expect(PROMPT, after=terminal.expect("first token", after=at))
+        terminal.send("/edit\r")
+        at = terminal.expect("hello", after=terminal.expect("edit › ", after=at))
+        if key == CTRL_D:
+            terminal.send("\x15")  # an empty line is where it means the end
+        terminal.send(key)
+        at = terminal.expect(PROMPT, after=terminal.expect("cancelled", after=at))
+        terminal.send("/tree\r")
+        terminal.expect("◀ here", after=at)
+        terminal.send("/quit\r")
+        assert terminal.wait() == 0
 
 
 @pytest.mark.timeout(240)

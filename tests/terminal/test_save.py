@@ -7,7 +7,7 @@ import pytest
 
 from chatpage.errors import InvalidRequestError
 from chatpage.terminal.conversation import Conversation
-from chatpage.terminal.save import save
+from chatpage.terminal.save import read_path, save
 
 
 @pytest.fixture
@@ -46,8 +46,14 @@ def test_a_file_that_is_not_ours_stays(conversation: Conversation, tmp_path: Pat
     assert "chosen" in (tmp_path / "chat.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["chat", "chat.txt", "no/such/folder/chat.md"])
+@pytest.mark.parametrize("name", ["chat", "chat.txt", "no/such/folder/chat.md", "a" * 300 + ".md", "a\0.md"])
 def test_what_cannot_be_written_is_an_error_and_leaves_nothing(conversation: Conversation, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"must end in|Cannot write"):
+    with pytest.raises(InvalidRequestError, match=r"must end in|Cannot write|null character"):
         save(conversation, "tiny", tmp_path / name, may_replace=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="Cannot find ~nosuchuser/x"):
+        read_path("~nosuchuser/x.json")
+    assert read_path("~/x.json").is_absolute()

@@ -24,6 +24,8 @@ def test_no_control_character_but_newline_survives(text: str) -> None:
         ("a\rb\x08c", "abc"),
         ("tab\there", "tab    here"),
         ("one\ntwo", "one\ntwo"),
+        ("one\u2028two\u2029three", "one\ntwo\nthree"),
+        ("pay \u202e01\u202c \u2066now\u2069", "pay 01 now"),
         ("smörgåsbord 🍞", "smörgåsbord 🍞"),
     ],
 )
