@@ -36,14 +36,15 @@ def test_a_run_is_read_to_its_end_however_often_the_connection_breaks(tmp_path: 
         cuts: list[int] = []
         cutting = asyncio.create_task(cut(served, cuts))
         copy, created = Copy(), []
-        async for message in AsyncClient(served.url).run(_request(served, n=4)):
+        params = RunParams(max_tokens=500, ignore_eos=True, seed=1)  # long enough to be cut on any machine
+        async for message in AsyncClient(served.url).run(_request(served, n=4, params=params)):
             if isinstance(message, RunCreated):
                 created.append(message)
             else:
                 copy.take(message)
         cutting.cancel()
         [run] = created
-        assert len(cuts) > 2, "it was disturbed"
+        assert cuts, "nothing disturbed it, so this test said nothing"
         assert copy.end is not None
         assert [copy.texts[i] for i in range(4)] == [served.node(run.conversation_id, node).text for node in run.node_ids]
 
