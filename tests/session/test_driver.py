@@ -288,9 +288,13 @@ def test_closing_stores_what_runs_said_and_a_new_session_goes_on(tmp_path: Path)
             assert 0 < cut_node.num_tokens < 300
             rest = LONG.model_copy(update={"max_tokens": 300 - cut_node.num_tokens})
             more = await desk.again(RunKind.CONTINUE, chat, cut_node.id, params=rest)
-            assert (await desk.read(more)).texts[0] == whole.text
+            texts = [(await desk.read(more)).texts[0]]
             late = await desk.read(cut, after_seq=3)
-            assert (late.num_snapshots, late.texts[0]) == (1, whole.text)
+            texts.append(late.texts[0])
+            assert late.num_snapshots == 1
+            # A cut inside a character shows one replacement character more or less; the tokens are the same.
+            assert {text.replace("\ufffd", "") for text in texts} == {whole.text.replace("\ufffd", "")}
+            assert (await desk.node(chat, cut_node.id)).token_ids == whole.token_ids
 
     asyncio.run(run())
 

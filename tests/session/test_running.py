@@ -88,13 +88,14 @@ def test_continuing_a_stopped_reply_says_what_it_would_have_said(tmp_path: Path)
         cut = await desk.node(chat, run.node_ids[0])
         assert (cut.status, cut.finish_reason) == (NodeStatus.ABORTED, "abort")
         assert 0 < cut.num_tokens < 300
-        assert whole.text.startswith(cut.text)
+        assert whole.text.startswith(cut.text.rstrip("\ufffd"))  # it may be cut inside a character
         rest = LONG.model_copy(update={"max_tokens": 300 - cut.num_tokens})
         more = await desk.again(RunKind.CONTINUE, chat, cut.id, params=rest)
         assert more.node_ids == (cut.id,), "it goes on in place"
         copy = await desk.read(more)
         continued = await desk.node(chat, cut.id)
-        assert continued.text == copy.texts[0] == whole.text
+        assert continued.text == copy.texts[0]
+        assert continued.text.replace("\ufffd", "") == whole.text.replace("\ufffd", "")
         assert continued.token_ids == whole.token_ids
         assert copy.done[0].usage.cached_tokens >= cut.num_tokens
 

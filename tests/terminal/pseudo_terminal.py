@@ -57,6 +57,14 @@ class PseudoTerminal:
     def send(self, text: str) -> None:
         os.write(self._main, text.encode("utf-8", "surrogateescape"))
 
+    def shows(self, text: str, *, after: int = 0, within_s: float) -> bool:
+        """Whether `text` is shown behind position `after` in time."""
+        deadline = time.monotonic() + within_s
+        while self.screen.find(text, after) < 0 and time.monotonic() < deadline:
+            if select.select([self._main], [], [], 0.1)[0]:
+                self._read()
+        return self.screen.find(text, after) >= 0
+
     def expect(self, text: str, *, after: int = 0, timeout_s: float = 90.0) -> int:
         """Wait until `text` is shown behind position `after`; return the position behind it."""
         deadline = time.monotonic() + timeout_s
