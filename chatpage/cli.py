@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatpage.cli_flags import with_engine_flags, with_sampling_flags
+from chatpage.cli_serve import register
 from chatpage.config import DEFAULT_MODEL, EngineConfig
 from chatpage.errors import ChatpageError, ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError
 from chatpage.sampling_params import SamplingParams
-from chatpage.server.command import register
 
 if TYPE_CHECKING:
+    from chatpage.client import Client
     from chatpage.engine.core import Engine
 
 EXIT_ERROR = 1
@@ -40,6 +41,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; the console script."""
+    # Threads that wait by spinning take the cores from whatever else the machine does, such as a browser with the page; with
+    # one core taken, decoding falls to a tenth. OpenMP reads this once, when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         try:
             app()
@@ -83,19 +87,36 @@ def chat(
     config: EngineConfig,
     params: SamplingParams,
     system: Annotated[str | None, typer.Option(help="the system prompt")] = None,
+    go_on: Annotated[bool, typer.Option("--continue", help="go on with the conversation that was changed last")] = False,
+    conversation: Annotated[str | None, typer.Option(metavar="ID", help="go on with this conversation")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="where the conversations lie")] = None,
+    url: Annotated[str | None, typer.Option(help="chat on a server, such as http://127.0.0.1:8642")] = None,
+    key: Annotated[str | None, typer.Option(help="API key, where the server needs one")] = None,
 ) -> None:
     """Chat in the terminal; /help shows how to branch."""
     from rich.console import Console
 
-    from chatpage.terminal.chat import Chat
+    from chatpage.terminal.chat import Chat, last_conversation
     from chatpage.terminal.streams import check_stdin, check_stdout
     from chatpage.terminal.text import check_unicode
 
     check_stdin()
     check_stdout()
     system = None if system is None else check_unicode(system, "--system")
-    engine = _load(config)
-    Chat(engine, Console(highlight=False), params=params, model_name=_name_of(config), system=system).run()
+    if url is not None and data is not None:
+        raise InvalidRequestError("The conversations of a server lie where it keeps them: leave out --data, or --url.")
+    if url is None and key is not None:
+        raise InvalidRequestError("A key is for a server: give --url, too, or leave out --key.")
+    with _connect(url, key) if url is not None else _load_client(config, data) as client:
+        Chat(
+            client,
+            Console(highlight=False),
+            params=params,
+            model_name=client.welcome().model.name if url is not None else _name_of(config),
+            system=system,
+            conversation_id=last_conversation(client) if go_on and conversation is None else conversation,
+            hint=client.hint,
+        ).run()
 
 
 @app.command()
@@ -126,7 +147,9 @@ def generate(
     engine = _load(config)
     token_ids = render(engine, text, system, raw=raw)
     params = params if raw else for_chat(engine, params)
-    if not print_reply(engine, token_ids, params, model_name=_name_of(config), as_json=as_json):
+    is_whole = print_reply(engine, token_ids, params, model_name=_name_of(config), as_json=as_json)
+    engine.close()
+    if not is_whole:
         sys.exit(EXIT_INTERRUPTED)
 
 
@@ -183,6 +206,23 @@ def _top(version: Annotated[bool, typer.Option("--version", help="show the versi
 
         print(f"chatpage {__version__}")
         raise typer.Exit
+
+
+def _connect(url: str, key: str | None) -> "Client":
+    from chatpage.client import Client
+
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequestError(f"{url!r} is no address of a server; write something like http://127.0.0.1:8642.")
+    return Client(url, key=key, patience_s=10.0)
+
+
+def _load_client(config: EngineConfig, data: Path | None) -> "Client":
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"loading {config.model} …"):
+        from chatpage.local import LocalClient
+
+        return LocalClient(config, data)
 
 
 def _load(config: EngineConfig) -> "Engine":

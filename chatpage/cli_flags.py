@@ -20,6 +20,8 @@ _ENGINE_FLAGS: dict[str, Any] = {
     "dtype": str,
     "quantization": str,
     "kv_memory": str,
+    "kv_disk": str,
+    "kv_disk_size": str,
     "block_size": int,
     "max_batched_tokens": int,
     "max_num_seqs": int,

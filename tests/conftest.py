@@ -2,9 +2,16 @@
 
 Triton decides between compiling and interpreting when a kernel is decorated, and decorates its own library when it is
 imported, so the choice must come before the first module that pulls it in. `TRITON_INTERPRET=0 pytest tests/kernels` tests the
-compiled kernels on a machine with a GPU.
+compiled kernels on a machine with a GPU. Conversations of programs that the tests start lie in a folder of the test run, never
+among those of whoever runs the tests.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
+_DATA = tempfile.mkdtemp(prefix="chatpage-tests-")
+atexit.register(shutil.rmtree, _DATA, ignore_errors=True)
+os.environ["XDG_DATA_HOME"] = _DATA
 os.environ.setdefault("TRITON_INTERPRET", "1")

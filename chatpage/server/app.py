@@ -8,11 +8,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from chatpage import __version__
-from chatpage.server import files, rest
+from chatpage.server import files, login, metrics, rest, tokens
 from chatpage.server.asyncapi import asyncapi_yaml
+from chatpage.server.logs import RunLogger
+from chatpage.server.metrics import Metrics
+from chatpage.server.openai import router as openai
+from chatpage.server.openai.replies import ReplyMemory
+from chatpage.server.passwords import Passwords
 from chatpage.server.problems import handle_errors
-from chatpage.server.security import Auth, BodyLimit, OriginGuard
+from chatpage.server.security import SOCKET_PATH, Auth, BodyLimit, LoginGate, OriginGuard
 from chatpage.server.settings import ServeSettings
+from chatpage.server.watch import RequestWatch
 from chatpage.server.websocket import serve_socket
 from chatpage.session import Session
 
@@ -28,17 +34,29 @@ def create_app(session: Session, settings: ServeSettings) -> FastAPI:
     """
     app = FastAPI(title="chatpage", version=__version__, docs_url=None, redoc_url=None)
     app.state.session = session
-    app.state.auth = Auth(session.store, needs_key=not settings.is_loopback)
+    app.state.auth = Auth(session.store, needs_key=settings.needs_users, secure_cookies=settings.secure_cookies)
+    app.state.passwords = Passwords(session.store)
+    app.state.metrics = Metrics(session)
+    app.state.replies = ReplyMemory()
+    session.watchers += [app.state.metrics, RunLogger(with_text=settings.logs.with_text)]
+    app.add_middleware(LoginGate, auth=app.state.auth)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, unlimited=frozenset({files.IMPORT_PATH}))
     if settings.allowed_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(OriginGuard, settings=settings)  # the last one added is the first to see a request
+    app.add_middleware(OriginGuard, settings=settings)
+    app.add_middleware(RequestWatch, metrics=app.state.metrics)  # the last one added is the first to see a request
     handle_errors(app)
-    app.add_api_websocket_route("/ws", serve_socket)
+    app.add_api_websocket_route(SOCKET_PATH, serve_socket)
     app.include_router(rest.router)
+    app.include_router(tokens.router)
     app.include_router(files.router)
-    app.add_api_route("/health", _health)
-    app.add_api_route("/ready", _ready, response_model=None)
+    app.include_router(openai.router)
+    app.include_router(login.router)
+    app.include_router(metrics.router)
+    for methods in (["GET"], ["HEAD"]):
+        is_described = methods == ["GET"]
+        app.add_api_route("/health", _health, methods=methods, include_in_schema=is_described)
+        app.add_api_route("/ready", _ready, response_model=None, methods=methods, include_in_schema=is_described)
     app.add_api_route("/asyncapi.yaml", _asyncapi, response_class=Response)
     return app
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, JsonValue, Strict
 
 from chatpage.sampling_params import MAX_SAMPLES
-from chatpage.server.views import MAX_ID, ConversationView, Id, Model, RunParams, RunRequest, Text
+from chatpage.server.views import MAX_ID, ConversationView, Count, Id, KvView, Model, RunParams, RunRequest, Text, TokenId
 from chatpage.store import Role
 
 
@@ -17,7 +17,7 @@ def _reader(model: type[Model]) -> BeforeValidator:
     """FastAPI hands over what `json.loads` made; these models are strict about lists and enums unless they read JSON."""
 
     def read(value: Any) -> Any:
-        return value if value is None else model.model_validate_json(json.dumps(value))
+        return value if value is None or isinstance(value, bytes) else model.model_validate_json(json.dumps(value))
 
     return BeforeValidator(read)
 
@@ -99,6 +99,98 @@ class PresetChange(Model):
     name: Id | None = None
     system_prompt: Text | None = None
     params: Params | None = None
+
+
+class Keep(Model):
+    """Whether a message is marked."""
+
+    keep: bool
+
+
+class TokenSpan(Model):
+    """A token and its place in the text of its message, `[start, end)` in UTF-16 code units, as browsers count.
+
+    Tokens that are parts of one character all have the place and the text of the whole character.
+    """
+
+    id: TokenId
+    text: str
+    start: Count
+    end: Count
+
+
+class TokenView(Model):
+    """The tokens of a reply, without end tokens. Forks with `branch_at_token` count these.
+
+    `ends`: where in the text each of them ends, in characters; half a character ends where the character before it does.
+    """
+
+    tokens: tuple[TokenSpan, ...]
+    ends: tuple[Count, ...]
+
+
+class TokenChoice(Model):
+    """A token and its log probability under the model, before temperature and filters.
+
+    `text`: what it adds; half a character is shown as U+FFFD. `logprob`: null only if the model cannot be made to say it.
+    """
+
+    token_id: TokenId
+    text: str
+    logprob: float | None
+
+
+class TokenUsage(Model):
+    """What asking cost: tokens before the place, and those of them that were in the KV cache."""
+
+    prompt_tokens: Count
+    cached_tokens: Count
+
+
+class TokenAlternatives(Model):
+    """What the model would have said in place of a token, the likeliest first; the chosen one is among them if it is likely."""
+
+    token_index: Count
+    chosen: TokenChoice
+    alternatives: tuple[TokenChoice, ...]
+    usage: TokenUsage
+
+
+class KvPaths(Model):
+    """The messages at the ends of paths to look for in the KV cache."""
+
+    leaf_ids: list[Id] = Field(min_length=1, max_length=64)
+
+
+class MessageSpan(Model):
+    """The tokens `[start, end)` of a message in its path, without what the template writes around it."""
+
+    node_id: Id
+    start: Count
+    end: Count
+
+
+class PathLocation(Model):
+    """Where the path to a message lies: its first `num_cached` tokens are in `block_ids`, in order."""
+
+    leaf_id: Id
+    num_tokens: Count
+    num_cached: Count
+    block_ids: tuple[Count, ...]
+    nodes: tuple[MessageSpan, ...]
+
+
+class KvLocations(Model):
+    """Which blocks hold which paths now; block i of a path holds its tokens `[i * block_size, (i + 1) * block_size)`."""
+
+    block_size: Count
+    paths: tuple[PathLocation, ...]
+
+
+class ConversationKv(KvView):
+    """The block map while the branches of one conversation are held, so that it shows what they share."""
+
+    num_branches: Count
 
 
 class ConversationList(Model):

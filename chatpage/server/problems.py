@@ -4,6 +4,7 @@ Invariant: a `ChatpageError` is told to the client as it stands; of any other ex
 """
 
 import logging
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,8 +22,10 @@ from chatpage.errors import (
     StoreFullError,
     UnknownRequestError,
 )
+from chatpage.server.openai.errors import describe, is_openai_path, openai_response
 from chatpage.server.protocol import ErrorMessage
 
+RETRY_AFTER_S = 1
 INTERNAL_CODE = "internal_error"
 INTERNAL_TEXT = "Something went wrong in the server; its log says what."
 logger = logging.getLogger(__name__)
@@ -73,35 +76,47 @@ def error_message(error: ChatpageError, ref: str | None = None) -> ErrorMessage:
     return ErrorMessage(code=error.code, message=str(error), ref=ref, retryable=isinstance(error, _RETRYABLE))
 
 
-def error_response(error: ChatpageError) -> JSONResponse:
-    """Return an error as an HTTP response: `{"error": {"code", "message", "retryable", "version"?}}`."""
+def error_response(error: ChatpageError, path: str = "") -> JSONResponse:
+    """Return an error as an HTTP response, `{"error": {"code", "message", "retryable", "version"?}}` or the shape of OpenAI."""
     version = error.version if isinstance(error, ConflictError) else None
-    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthorizedError) else None
-    return _response(status_of(error), error.code, str(error), isinstance(error, _RETRYABLE), version, headers=headers)
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthorizedError) else {}
+    if isinstance(error, _RETRYABLE):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if is_openai_path(path):
+        param: str | None = getattr(error, "param", None)
+        return openai_response(status_of(error), error.code, str(error), param=param, headers=headers)
+    is_retryable = isinstance(error, _RETRYABLE)
+    return _response(
+        path, status_of(error), error.code, str(error), is_retryable=is_retryable, version=version, headers=headers
+    )
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Answer every exception of an endpoint in the one shape."""
+    """Answer every exception of an endpoint in the shape of its path."""
 
-    async def own(_: Request, error: Exception) -> JSONResponse:
+    async def own(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ChatpageError)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
+        if is_openai_path(request.url.path):
+            code, message, param = describe(error.errors())
+            return openai_response(400, code, message[:1000], param=param)
         lines = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]]
-        return _response(422, "invalid_request", "; ".join(lines)[:1000] + ".", False)
+        return _response("", 422, "invalid_request", "; ".join(lines)[:1000] + ".")
 
-    async def http(_: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        path = request.url.path
         if isinstance(cause := error.__cause__, ChatpageError):  # FastAPI wraps whatever ends the reading of a body
-            return error_response(cause)
+            return error_response(cause, path)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-        return _response(error.status_code, code, str(error.detail), False, headers=error.headers)
+        return _response(path, error.status_code, code, str(error.detail), headers=error.headers)
 
     async def internal(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _response(500, INTERNAL_CODE, INTERNAL_TEXT, False)
+        return _response(request.url.path, 500, INTERNAL_CODE, INTERNAL_TEXT)
 
     app.add_exception_handler(ChatpageError, own)
     app.add_exception_handler(RequestValidationError, invalid)
@@ -110,9 +125,18 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _response(
-    status: int, code: str, message: str, retryable: bool, version: int | None = None, *, headers: object = None
+    path: str,
+    status: int,
+    code: str,
+    message: str,
+    *,
+    is_retryable: bool = False,
+    version: int | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    body: dict[str, object] = {"code": code, "message": message, "retryable": retryable}
+    if is_openai_path(path):
+        return openai_response(status, code, message, headers=headers)
+    body: dict[str, object] = {"code": code, "message": message, "retryable": is_retryable}
     if version is not None:
         body["version"] = version
-    return JSONResponse({"error": body}, status, headers=dict(headers) if isinstance(headers, dict) else None)
+    return JSONResponse({"error": body}, status, headers=headers)

@@ -12,6 +12,7 @@ from chatpage.server.bodies import (
     Answer,
     Cancel,
     ConversationChange,
+    ConversationKv,
     ConversationList,
     Edit,
     Fork,
@@ -30,7 +31,7 @@ from chatpage.server.bodies import (
 from chatpage.server.protocol import RunCreated, TreePatch
 from chatpage.server.security import Auth
 from chatpage.server.views import ConversationView, KvView, NodeView
-from chatpage.session import Session
+from chatpage.session import Session, inspecting
 from chatpage.session.views import conversation_view, node_view, tree_patch
 from chatpage.store import ConversationId, NodeId, Preset, PresetId, RunId, UserId
 
@@ -265,6 +266,12 @@ async def delete_preset(*, user: Caller, session: Chats, preset_id: str) -> Pres
 async def get_kv(*, user: Caller, session: Chats) -> KvView:
     """Return the block map: totals, and per block its state and who holds it."""
     return await session.kv(user)
+
+
+@router.get("/conversations/{conversation_id}/kv", response_model_exclude_none=True)
+async def get_conversation_kv(*, user: Caller, session: Chats, conversation_id: str) -> ConversationKv:
+    """Return the block map while the branches of a conversation are held, so that it shows what they share."""
+    return await inspecting.conversation_kv(session, user, ConversationId(conversation_id))
 
 
 def _preset_view(preset: Preset) -> PresetView:

@@ -21,7 +21,7 @@ from chatpage.engine.models.tokenizer import load_tokenizer
 from chatpage.engine.process import ProcessEngine, keep_alive
 from chatpage.errors import ConfigError
 from chatpage.server.app import create_app
-from chatpage.server.security import has_keys
+from chatpage.server.security import has_users
 from chatpage.server.settings import ServeSettings
 from chatpage.server.sockets import SocketProtocol
 from chatpage.server.views import MAX_MESSAGE_BYTES
@@ -32,16 +32,23 @@ SHUTDOWN_S = 5
 logger = logging.getLogger(__name__)
 
 
-async def serve(config: EngineConfig, settings: ServeSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+async def serve(
+    config: EngineConfig,
+    settings: ServeSettings,
+    *,
+    extend: Callable[[FastAPI], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
         config: Of the engine, which runs in a child process and is started again if it ends.
         settings: Of the server.
+        extend: Adds to the application, such as the page.
         on_ready: Called with the address once requests are answered.
 
     Raises:
-        ConfigError: The address cannot be used, or others could reach it and there is no API key.
+        ConfigError: The address cannot be used, or others could reach it and nobody could log in.
         ModelError: As `Engine.load`.
         StoreError: The database cannot be opened.
     """
@@ -52,7 +59,10 @@ async def serve(config: EngineConfig, settings: ServeSettings, *, on_ready: Call
                 tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine.info.tokenizer_path))
                 session = Session(engine, store, tokenizer, settings.limits)
                 try:
-                    server = Server(create_app(session, settings))
+                    app = create_app(session, settings)
+                    if extend is not None:
+                        await asyncio.to_thread(extend, app)
+                    server = Server(app)
                     if on_ready is not None:
                         on_ready(url_of(listener))
                     await server.serve([listener])
@@ -61,15 +71,15 @@ async def serve(config: EngineConfig, settings: ServeSettings, *, on_ready: Call
 
 
 def check_access(store: Store, settings: ServeSettings) -> None:
-    """Refuse to serve other machines without keys.
+    """Refuse to serve others without a way to tell them apart.
 
     Raises:
-        ConfigError: Others could reach the server, and nobody could log in.
+        ConfigError: A login or a key is needed, and nobody has either.
     """
-    if not settings.is_loopback and not has_keys(store):
+    if settings.needs_users and not has_users(store):
         raise ConfigError(
-            f"{settings.host} can be reached from other machines, and there is no API key to tell users apart: make one with "
-            "'chatpage key NAME', or listen on 127.0.0.1."
+            f"A server on {settings.host} with these settings needs users, and nobody has a password or an API key: make one "
+            "with 'chatpage user add NAME' or 'chatpage key add NAME', or listen on 127.0.0.1."
         )
 
 

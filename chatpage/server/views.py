@@ -32,8 +32,8 @@ class Model(BaseModel):
         return self.model_dump_json(exclude_none=True)
 
 
-class RunParams(Model):
-    """Sampling parameters; what is left out comes from the conversation, its preset, and the server, in this order."""
+class SamplingFields(Model):
+    """How tokens are chosen, for every interface alike."""
 
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_k: int | None = Field(default=None, ge=0, lt=2**31)
@@ -44,13 +44,18 @@ class RunParams(Model):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    stop_token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=64)
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+
+
+class RunParams(SamplingFields):
+    """Sampling parameters; what is left out comes from the conversation, its preset, and the server, in this order."""
+
     stop: tuple[Annotated[str, StringConstraints(min_length=1, max_length=1000)], ...] | None = Field(
         default=None, max_length=MAX_STOP_STRINGS
     )
-    stop_token_ids: tuple[TokenId, ...] | None = Field(default=None, max_length=64)
-    ignore_eos: bool | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     template_variables: dict[Annotated[str, StringConstraints(max_length=100)], bool | int | float | str] | None = Field(
         default=None, max_length=16, description="variables for the chat template, such as enable_thinking"
@@ -66,6 +71,7 @@ class RunRequest(Model):
         input: reply only: the user's message; without it the parent itself is answered.
         prefill: reply and regenerate: what every sample begins with.
         branch_at_token: fork only: how many tokens of the reply are kept.
+        branch_token_id: fork only: the token that follows those in every sample, before anything is drawn.
     """
 
     client_msg_id: Id | None = None
@@ -77,6 +83,7 @@ class RunRequest(Model):
     params: RunParams = RunParams()
     prefill: Text | None = None
     branch_at_token: int | None = Field(default=None, ge=0, lt=2**31)
+    branch_token_id: TokenId | None = None
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -86,6 +93,8 @@ class RunRequest(Model):
             raise ValueError(f"prefill belongs to reply and regenerate, not to {self.kind}")
         if (self.branch_at_token is not None) != (self.kind is RunKind.FORK):
             raise ValueError("branch_at_token belongs to fork, and fork needs it")
+        if self.branch_token_id is not None and self.kind is not RunKind.FORK:
+            raise ValueError(f"branch_token_id belongs to fork, not to {self.kind}")
         if self.parent_id is None and (self.kind is not RunKind.REPLY or self.input is None):
             raise ValueError("without parent_id only a reply with an input can start")
         return self
@@ -133,6 +142,7 @@ class NodeView(Model):
     usage: dict[str, JsonValue] = {}
     timing: dict[str, JsonValue] = {}
     extra: dict[str, JsonValue] = {}
+    is_kept: bool = Field(default=False, description="marked by its user, in this conversation")
 
 
 class ConversationView(Model):
@@ -201,6 +211,7 @@ class ModelView(Model):
     max_model_len: int
     block_size: int
     vocab_size: int
+    opens_reasoning: bool = Field(default=False, description="its replies begin within reasoning: only </think> is in them")
 
 
 class KvStats(Model):

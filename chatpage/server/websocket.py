@@ -188,12 +188,7 @@ class Connection:
         if self._user is None:
             raise UnauthorizedError("This server needs an API key: send it in hello as token.")
         self._is_welcome = True
-        info = self._session.engine.info
-        model = ModelView(
-            name=info.model, max_model_len=info.max_model_len, block_size=info.block_size, vocab_size=info.vocab_size
-        )
-        limits = self._session.limits.view()
-        await self._put(Welcome(version=__version__, user_id=self._user.id, limits=limits, model=model))
+        await self._put(welcome_to(self._session, self._user.id))
 
     async def _create(self, user_id: UserId, message: RunCreate) -> None:
         created = await self._session.create_run(user_id, _request(message))
@@ -280,6 +275,19 @@ class Connection:
         if self._socket.application_state is WebSocketState.CONNECTED:
             with contextlib.suppress(WebSocketDisconnect):  # the client was faster
                 await self._socket.close(code, reason)
+
+
+def welcome_to(session: Session, user_id: UserId) -> Welcome:
+    """Say who the server is, and what the user may ask for."""
+    info = session.engine.info
+    model = ModelView(
+        name=info.model,
+        max_model_len=info.max_model_len,
+        block_size=info.block_size,
+        vocab_size=info.vocab_size,
+        opens_reasoning=session.prompts.opens_reasoning,
+    )
+    return Welcome(version=__version__, user_id=user_id, limits=session.limits.view(), model=model)
 
 
 async def _end(*tasks: "asyncio.Task[None]") -> None:

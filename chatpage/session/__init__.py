@@ -1,6 +1,6 @@
 """Conversations joined with the engine; `Session` is the door."""
 
 from chatpage.session.limits import SessionLimits
-from chatpage.session.session import Session, SessionStats
+from chatpage.session.session import Session, SessionCounts
 
-__all__ = ["Session", "SessionLimits", "SessionStats"]
+__all__ = ["Session", "SessionCounts", "SessionLimits"]

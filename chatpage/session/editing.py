@@ -6,7 +6,7 @@ had still to say does not come back.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -144,6 +144,13 @@ class ConversationEdits:
         )
         return change.nodes[0]
 
+    async def add_messages(
+        self, user_id: UserId, conversation_id: ConversationId, parent_id: NodeId | None, news: Sequence[NewNode]
+    ) -> tuple[Node, ...]:
+        """Add messages in a line, all or none, and show them. Raises as `Store.add_line`."""
+        change = await self._write(self.store.add_line.submit(user_id, conversation_id, parent_id, news))
+        return change.nodes
+
     async def edit(
         self,
         user_id: UserId,
@@ -188,6 +195,10 @@ class ConversationEdits:
     async def restore_node(self, user_id: UserId, conversation_id: ConversationId, node_id: NodeId) -> TreeChange:
         """Undo `delete_node`. Raises as `Store.restore_node`."""
         return await self._write(self.store.restore_node.submit(user_id, conversation_id, node_id), is_restore=True)
+
+    async def keep(self, user_id: UserId, conversation_id: ConversationId, node_id: NodeId, *, is_kept: bool) -> TreeChange:
+        """Mark a message in a conversation, or take the mark away. Raises as `Store.keep_node`."""
+        return await self._write(self.store.keep_node.submit(user_id, conversation_id, node_id, is_kept=is_kept))
 
     # -- presets ---------------------------------------------------------------------------------------------------
 

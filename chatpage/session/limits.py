@@ -49,6 +49,14 @@ class SessionLimits:
         if n > self.max_samples:
             raise InvalidParameterError(f"n is {n}, but a user may have at most {self.max_samples} samples per run: lower n.")
 
+    def checked_max_tokens(self, wanted: int | None) -> int | None:
+        """Return the most tokens of a sample; None: the limit, if there is one. Raises `InvalidParameterError` above it."""
+        if wanted is not None and self.max_tokens is not None and wanted > self.max_tokens:
+            raise InvalidParameterError(
+                f"max_tokens is {wanted}, but a user may have at most {self.max_tokens} tokens per sample: lower it."
+            )
+        return self.max_tokens if wanted is None else wanted
+
 
 @dataclass(frozen=True, slots=True)
 class FullParams:
@@ -80,9 +88,8 @@ def merge_params(request: RunParams, stored: list[tuple[str, Json]], *, n: int, 
     merged = request.model_dump(exclude_none=True)
     for place, params in stored:
         merged = _known(place, params) | merged
-    most = limits.max_tokens
-    if most is not None and (wanted := merged.setdefault("max_tokens", most)) > most:
-        raise InvalidParameterError(f"max_tokens is {wanted}, but a user may have at most {most} tokens per sample: lower it.")
+    if (max_tokens := limits.checked_max_tokens(merged.get("max_tokens"))) is not None:
+        merged["max_tokens"] = max_tokens
     merged.setdefault("seed", secrets.randbelow(MAX_DRAWN_SEED + 1))
     stored_params = RunParams(**merged).model_dump(mode="json", exclude_none=True)
     variables = merged.pop("template_variables", {})

@@ -12,7 +12,7 @@ from chatpage.runs import SampleLog
 from chatpage.server.protocol import RunDone, RunMessage, RunSnapshot
 from chatpage.server.views import ErrorView, SampleView, UsageView
 from chatpage.store import Store
-from chatpage.store.records import Node, NodeId, Run, RunId, RunStatus, Sample, UserId, pack_tokens
+from chatpage.store.records import NewNode, Node, NodeId, Run, RunId, RunStatus, Sample, UserId, pack_tokens
 
 
 def overlay(node: Node, live: Mapping[NodeId, SampleLog]) -> Node:
@@ -22,6 +22,12 @@ def overlay(node: Node, live: Mapping[NodeId, SampleLog]) -> Node:
         return node
     token_ids = (*log.prefix_token_ids, *log.token_ids)
     return replace(node, text=log.text, token_bytes=pack_tokens(token_ids))
+
+
+def unsaved(new: NewNode) -> Node:
+    """Return a message as if it were stored already, to render it before it is."""
+    tokens = pack_tokens(new.token_ids)
+    return Node(NodeId(""), None, new.role, new.text, tokens, new.status, created_at=0, model=new.model)
 
 
 async def stored_messages(store: Store, user_id: UserId, run_id: RunId, seq: int) -> list[RunMessage]:

@@ -121,18 +121,19 @@ class Recorder:
                 return None
             submitted: Future[Any] = self._store.append_partial.submit(log.node_id, text, token_ids)
             return self._settle(log, self._commit(submitted), mark)
-        assert log.done is not None
+        done = log.done
+        assert done is not None
         return self._settle(
             log,
             self._commit(
                 self._store.finish_node.submit(
                     log.node_id,
                     status,
-                    finish_reason=log.done.finish_reason,
+                    finish_reason=done.finish_reason,
                     text=text,
                     token_ids=token_ids,
-                    usage=log.done.usage.model_dump(),
-                    timing={"ttft_ms": log.done.ttft_ms, "tok_s": log.done.tok_s},
+                    usage=done.usage.model_dump(),
+                    timing={"ttft_ms": done.ttft_ms, "tok_s": done.tok_s, "sum_logprob": done.sum_logprob},
                 )
             ),
             mark,

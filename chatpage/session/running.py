@@ -8,25 +8,26 @@ being written is stored at once and answered when the reply is whole.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Collection, Coroutine
-from dataclasses import dataclass
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chatpage.chat_template import PLAIN_STOP
 from chatpage.engine.client import EngineClient
 from chatpage.engine.stats import PrefixCost
-from chatpage.errors import ChatpageError, ConflictError, EngineDeadError, OverloadedError
+from chatpage.errors import ChatpageError, ConflictError, EngineDeadError
 from chatpage.events import FinishReason
 from chatpage.runs import RunLog, RunLogs, SampleLog
 from chatpage.server.protocol import RunCreated
 from chatpage.server.views import RunParams, RunRequest
+from chatpage.session.admission import Admission, Ticket
 from chatpage.session.driver import FLUSH_S, RunDriver, RunHooks
 from chatpage.session.editing import ConversationEdits, as_json
 from chatpage.session.limits import FullParams, SessionLimits, merge_params
-from chatpage.session.paths import overlay
+from chatpage.session.paths import overlay, unsaved
 from chatpage.session.prompts import Begun, PromptMaker, Rendered, Target
 from chatpage.session.views import break_view, prefix_view, run_created
+from chatpage.session.watching import RunWatcher
 from chatpage.store import Store
 from chatpage.store.records import (
     Conversation,
@@ -49,6 +50,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_TITLE = 60
 logger = logging.getLogger(__name__)
+
+
+def title_of(text: str) -> str:
+    """Return the title of a conversation that begins with a message."""
+    words = " ".join(text.split())
+    return words if len(words) <= MAX_TITLE else words[: MAX_TITLE - 1].rstrip() + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +85,17 @@ class ConversationRuns(ConversationEdits):
         super().__init__(store)
         self.engine = engine
         self.tokenizer = tokenizer
-        self.limits = limits
+        self.limits = replace(limits, max_samples=min(limits.max_samples, engine.info.max_num_seqs))
         self.logs = RunLogs()
         self._defaults = as_json(defaults)
         if not tokenizer.chat_template:
             self._defaults = {"stop": list(PLAIN_STOP), **self._defaults}
         self._flush_s = flush_s
-        self._prompts = PromptMaker(tokenizer, engine.info)
+        self.prompts = PromptMaker(tokenizer, engine.info)
         self._drivers: dict[RunId, RunDriver] = {}
         self._live: dict[NodeId, SampleLog] = {}
-        self._slots: dict[UserId, asyncio.Semaphore] = {}
-        self._num_runs: Counter[UserId] = Counter()  # accepted and not ended
-        self._ended_runs: Counter[str] = Counter()
+        self.admission = Admission(limits)
+        self.watchers: list[RunWatcher] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # -- check -----------------------------------------------------------------------------------------------------
@@ -106,17 +112,17 @@ class ConversationRuns(ConversationEdits):
         running = (live[node.id] for node in nodes if node.id in live)
         return tuple(overlay(node, live) for node in nodes), tuple(log for log in running if not log.ended.is_set())
 
-    async def _prepare(self, user_id: UserId, request: RunRequest) -> Prepared:
-        """Check a request and render its prompt; changes nothing."""
+    async def _prepare(self, user_id: UserId, request: RunRequest, news: Sequence[NewNode] = ()) -> Prepared:
+        """Check a request and render its prompt; changes nothing. `news`: messages between its parent and its input."""
         self.limits.check_samples(request.n)
         conversation_id = ConversationId(request.conversation_id)
         leaf_id = None if request.parent_id is None else NodeId(request.parent_id)
         conversation = await self.store.get_conversation.aio(user_id, conversation_id)
         await self._settle(leaf_id, request.kind)
         path, pending = await self._read_path(user_id, conversation_id, leaf_id)
-        target = self._prompts.find_target(request, path)
+        target = self.prompts.find_target(request, (*path, *map(unsaved, news)))
         params = await self._merge_params(user_id, conversation, request)
-        rendered = await self._prompts.render(target, request.input, params.template_variables)
+        rendered = await self.prompts.render(target, request.input, params.template_variables)
         above = {node.id for node in target.history}
         return Prepared(conversation, target, params, rendered, tuple(log for log in pending if log.node_id in above))
 
@@ -138,24 +144,20 @@ class ConversationRuns(ConversationEdits):
 
     # -- store -----------------------------------------------------------------------------------------------------
 
-    async def _create_run(self, user_id: UserId, request: RunRequest, expected_version: int | None) -> RunCreated:
+    async def _create_run(
+        self, user_id: UserId, request: RunRequest, expected_version: int | None, news: Sequence[NewNode] = ()
+    ) -> RunCreated:
         if not self.engine.is_alive:
             raise EngineDeadError("The engine is not running; it is started again in a moment: send the request again.")
-        limits = self.limits
-        if self._num_runs[user_id] >= limits.max_running_runs + limits.max_queued_runs:
-            raise OverloadedError(
-                f"{self._num_runs[user_id]} runs of yours go on or wait; at most {limits.max_running_runs} run at once and "
-                f"{limits.max_queued_runs} wait. Try again when one has ended, or stop one."
-            )
-        self._num_runs[user_id] += 1
+        ticket = self.admission.enter(user_id)
         is_driven = False
         try:
-            prepared = await self._prepare(user_id, request)
+            prepared = await self._prepare(user_id, request, news)
             cost = self._spawn(self._prefix_cost(user_id, prepared))
-            started = await self._store_run(user_id, request, prepared, expected_version)
+            started = await self._store_run(user_id, request, prepared, expected_version, news)
             if not started.is_new:
                 return self._known(user_id, started)
-            log = self._drive(started, prepared)
+            log = self._drive(started, prepared, ticket)
             is_driven = True
         except ChatpageError:
             if (known := await self._find_stored(user_id, request)) is not None:
@@ -163,22 +165,31 @@ class ConversationRuns(ConversationEdits):
             raise
         finally:
             if not is_driven:
-                self._release(user_id)
+                ticket.leave()
         found = prepared.rendered.prompt.prefix_break
         if not prepared.pending and (prefix := await cost) is not None:
             update = {"prefix": prefix_view(prefix), "prefix_break": break_view(found)}
             log.created = log.created.model_copy(update=update)
+        for watcher in self.watchers:
+            watcher.run_started(log, request)
         self.feeds.publish(log.created)
         if request.input and not prepared.conversation.title:
             self._spawn(self._name(user_id, prepared.conversation, request.input))
         return log.created
 
     async def _store_run(
-        self, user_id: UserId, request: RunRequest, prepared: Prepared, expected_version: int | None
+        self,
+        user_id: UserId,
+        request: RunRequest,
+        prepared: Prepared,
+        expected_version: int | None,
+        news: Sequence[NewNode] = (),
     ) -> StartedRun:
         target, rendered = prepared.target, prepared.rendered
         kind, node = request.kind, target.node
         text, token_ids, parent_id = rendered.text, rendered.token_ids, target.parent_id
+        if news:
+            parent_id = None if request.parent_id is None else NodeId(request.parent_id)
         if node is not None:
             if request.n == 1 and self._can_go_on(node, rendered):
                 text, token_ids, parent_id = "", (), node.id  # the store lets the node itself stream on
@@ -191,6 +202,7 @@ class ConversationRuns(ConversationEdits):
                 parent_id,
                 kind=kind,
                 n=request.n,
+                news=news,
                 input=None if request.input is None else NewNode(role=Role.USER, text=request.input),
                 text=text,
                 token_ids=token_ids,
@@ -221,8 +233,7 @@ class ConversationRuns(ConversationEdits):
 
     async def _name(self, user_id: UserId, conversation: Conversation, text: str) -> None:
         """Give a conversation without a title the start of its first message."""
-        words = " ".join(text.split())
-        title = words if len(words) <= MAX_TITLE else words[: MAX_TITLE - 1].rstrip() + "…"
+        title = title_of(text)
         with contextlib.suppress(ChatpageError):  # it was deleted, or named, meanwhile
             now = await self.store.get_conversation.aio(user_id, conversation.id)
             if not now.title and title:
@@ -237,7 +248,7 @@ class ConversationRuns(ConversationEdits):
 
     # -- drive -----------------------------------------------------------------------------------------------------
 
-    def _drive(self, started: StartedRun, prepared: Prepared) -> RunLog:
+    def _drive(self, started: StartedRun, prepared: Prepared, ticket: Ticket) -> RunLog:
         """Start the driver of a run that was stored just now. Nothing may be awaited between the two."""
         run = started.run
         nodes = {node.id: node for change in started.changes for node in change.nodes}
@@ -245,7 +256,11 @@ class ConversationRuns(ConversationEdits):
         log = RunLog(run.user_id, run_created(run), samples)
         self.logs.add(log)
         self._live.update((sample.node_id, sample) for sample in samples)
-        turn = _Turn(self._slots.setdefault(run.user_id, asyncio.Semaphore(self.limits.max_running_runs)), prepared.pending)
+
+        async def wait_turn() -> None:
+            for pending in prepared.pending:  # before taking a slot: one of them may be waiting for the very slot
+                await pending.ended.wait()
+            await ticket.wait()
 
         async def render() -> Rendered:
             if not prepared.pending:
@@ -254,16 +269,17 @@ class ConversationRuns(ConversationEdits):
             first = prepared.rendered
             begun = Begun(first.text, first.token_ids) if first.token_ids else None
             target = Target(history, run.parent_id, begun)
-            return await self._prompts.render(target, None, prepared.params.template_variables)
+            return await self.prompts.render(target, None, prepared.params.template_variables)
 
-        hooks = RunHooks(turn.wait, render, self._publish, self._forget_sample)
+        hooks = RunHooks(wait_turn, render, self._publish, self._forget_sample)
         driver = RunDriver(self.engine, self.store, log, prepared.params.sampling, hooks, flush_s=self._flush_s)
         self._drivers[run.id] = driver
 
         def when_done(status: RunStatus) -> None:
-            turn.give_back()
+            ticket.leave()
             self._forget_run(log)
-            self._ended_runs[str(status)] += 1
+            for watcher in self.watchers:
+                watcher.run_ended(log, status)
 
         driver.start(when_done)
         return log
@@ -273,7 +289,7 @@ class ConversationRuns(ConversationEdits):
         self._live.pop(sample.node_id, None)
         self._hidden -= {key for key in self._hidden if key[1] == sample.node_id}
         if rendered is not None:
-            self._prompts.remember(sample.node_id, rendered, sample.token_ids)
+            self.prompts.remember(sample.node_id, rendered, sample.token_ids)
 
     def _forget_run(self, log: RunLog) -> None:
         for sample in log.samples:  # those of a failed run were taken back and never stored
@@ -281,13 +297,6 @@ class ConversationRuns(ConversationEdits):
             sample.stored.set()
         del self._drivers[log.run_id]
         self.logs.mark_ended(log.run_id)
-        self._release(log.user_id)
-
-    def _release(self, user_id: UserId) -> None:
-        self._num_runs[user_id] -= 1
-        if not self._num_runs[user_id]:
-            del self._num_runs[user_id]
-            self._slots.pop(user_id, None)
 
     def _is_live(self, node_id: NodeId) -> bool:
         return node_id in self._live
@@ -301,28 +310,13 @@ class ConversationRuns(ConversationEdits):
     def _drivers_of(self, conversation_id: ConversationId) -> list[RunDriver]:
         return [driver for driver in self._drivers.values() if driver.log.conversation_id == conversation_id]
 
+    async def unbroken(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work to its end, even if whoever waits for it is cancelled meanwhile; `close` waits for it too."""
+        return await asyncio.shield(self._spawn(work))
+
     def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run in the background, held until it ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class _Turn:
-    """When a run may compute: the replies before it are written, and one of its user's slots is free."""
-
-    def __init__(self, slots: asyncio.Semaphore, pending: tuple[SampleLog, ...]) -> None:
-        self._slots = slots
-        self._pending = pending
-        self._has_slot = False
-
-    async def wait(self) -> None:
-        for log in self._pending:  # before taking a slot: one of them may be waiting for the very slot
-            await log.ended.wait()
-        await self._slots.acquire()
-        self._has_slot = True
-
-    def give_back(self) -> None:
-        if self._has_slot:
-            self._slots.release()

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from chatpage.engine.client import EngineClient
-from chatpage.engine.stats import EngineStats
 from chatpage.errors import ChatpageError, InvalidParameterError, OverloadedError
 from chatpage.events import RequestId
+from chatpage.runs import SampleLog
 from chatpage.server.protocol import ConversationMessage, PlanResult, RunCreated, RunMessage, TreePatch
 from chatpage.server.views import KvStats, KvView, RunParams, RunRequest
 from chatpage.session.driver import FLUSH_S
@@ -31,7 +31,7 @@ from chatpage.session.prompts import Target
 from chatpage.session.running import ConversationRuns
 from chatpage.session.views import WARM_PREFIX, block_views, break_view, kv_stats, prefix_view, whole_tree
 from chatpage.store import Store
-from chatpage.store.records import ConversationId, Node, NodeId, Role, RunId, RunKind, UserId
+from chatpage.store.records import ConversationId, NewNode, Node, NodeId, Role, RunId, RunKind, UserId
 from chatpage.store.tree import Tree
 
 if TYPE_CHECKING:
@@ -41,14 +41,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SessionStats:
-    """A snapshot of everything that goes on."""
+class SessionCounts:
+    """What goes on in a session."""
 
-    engine: EngineStats
     num_live_runs: int
     num_followers: int  # of conversations
     num_kept_logs: int
-    ended_runs: dict[str, int]  # by status, since the start
 
 
 class Session(ConversationRuns):
@@ -88,14 +86,24 @@ class Session(ConversationRuns):
             if self._tasks:
                 await asyncio.wait(set(self._tasks), timeout=0.1)
             await asyncio.sleep(0)
-        self._prompts.close()
+        self.prompts.close()
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
-    async def create_run(self, user_id: UserId, request: RunRequest, *, expected_version: int | None = None) -> RunCreated:
+    async def create_run(
+        self,
+        user_id: UserId,
+        request: RunRequest,
+        *,
+        expected_version: int | None = None,
+        news: Sequence[NewNode] = (),
+    ) -> RunCreated:
         """Start a run and return once its nodes are stored; its events are in `follow`.
 
         The same `client_msg_id` again returns the same run. If the caller is cancelled the run starts all the same.
+
+        Args:
+            news: Messages to be stored with it, in a line below the parent; the last of them, or the input, is answered.
 
         Raises:
             NotFoundError: No such conversation or message.
@@ -112,7 +120,7 @@ class Session(ConversationRuns):
             return log.created
         if self._is_closed:
             raise OverloadedError("The server is closing; send the request again when it is back.")
-        task = self._spawn(self._create_run(user_id, request, expected_version))
+        task = self._spawn(self._create_run(user_id, request, expected_version, news))
         if message_id is not None:
             self._starting[user_id, message_id] = task
             task.add_done_callback(lambda _: self._starting.pop((user_id, message_id)))
@@ -237,11 +245,12 @@ class Session(ConversationRuns):
         """
         if previous := self._warming.pop(user_id, None):
             previous.cancel()
+        await self.store.get_conversation.aio(user_id, conversation_id)  # without a parent nothing else does
         path, pending = await self._read_path(user_id, conversation_id, parent_id)
         if pending or self._is_closed or not (path or draft):
             return
         target = Target(path, parent_id)
-        rendered = await self._prompts.render(target, draft, {}, add_generation_prompt=False)
+        rendered = await self.prompts.render(target, draft, {}, add_generation_prompt=False)
         task = self._spawn(self._compute_prefix(user_id, rendered.prompt.token_ids))
         self._warming[user_id] = task
 
@@ -269,6 +278,10 @@ class Session(ConversationRuns):
         own = {driver.log.run_id: driver.log for driver in self._drivers.values() if driver.log.user_id == user_id}
         return KvView(stats=kv_stats(stats), blocks=block_views(blocks, own))
 
+    def live_samples(self) -> dict[NodeId, SampleLog]:
+        """Return the samples that are being written, by their messages."""
+        return dict(self._live)
+
     async def follow_kv(self, *, interval_s: float = 0.5) -> AsyncGenerator[KvStats, None]:
         """Yield the block memory in numbers, again whenever it changed, at most once per interval."""
         last: KvStats | None = None
@@ -279,11 +292,10 @@ class Session(ConversationRuns):
                 yield stats
             await asyncio.sleep(interval_s)
 
-    async def stats(self) -> SessionStats:
-        return SessionStats(
-            engine=await self.engine.stats(),
+    def counts(self) -> SessionCounts:
+        """Count what goes on, without asking the engine."""
+        return SessionCounts(
             num_live_runs=len(self._drivers),
             num_followers=self.feeds.num_followers,
             num_kept_logs=len(self.logs),
-            ended_runs=dict(self._ended_runs),
         )

@@ -232,6 +232,11 @@ def fork_conversation(
         forked_from=conversation_id,
     )
     point_at(db, fork_id, kept)
+    db.execute(
+        "UPDATE conversation_nodes AS m SET kept_at = o.kept_at FROM conversation_nodes AS o"
+        " WHERE m.conversation_id = ? AND o.conversation_id = ? AND o.node_id = m.node_id",
+        (fork_id, conversation_id),
+    )
     shown = {parent: child for parent in (None, *kept) if (child := tree.chosen(parent)) is not None}
     save_choices(db, fork_id, shown if node_id is None else {tree.parents[step]: step for step in kept})
     return require_conversation(db, user_id, fork_id)
@@ -257,7 +262,7 @@ def get_path(
     require_conversation(db, user_id, conversation_id)
     tree = load_shape(db, conversation_id)
     leaf = leaf_id or tree.active_leaf()
-    return () if leaf is None else load_nodes(db, tree.path(leaf))
+    return () if leaf is None else load_nodes(db, tree.path(leaf), conversation_id)
 
 
 def set_tags(db: Database, conversation_id: ConversationId, tags: Iterable[str]) -> None:

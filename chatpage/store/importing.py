@@ -230,11 +230,13 @@ def _store(db: Database, user_id: UserId, draft: Draft, placed: list[_Placed]) -
     shape = load_shape(db, conversation_id)
     ids = _choose_ids(db, user_id, conversation_id, draft, placed)
     _insert_nodes(db, user_id, placed, ids, moments)
-    pointers = [(conversation_id, ids[place.node.key]) for place in placed]
+    marked_at = now()
+    pointers = [(conversation_id, ids[p.node.key], marked_at if p.node.is_marked else None) for p in placed]
     num_added = max(  # the driver says -1 for no rows at all
         0,
         db.conn.executemany(
-            "INSERT INTO conversation_nodes (conversation_id, node_id) VALUES (?, ?) ON CONFLICT DO NOTHING", pointers
+            "INSERT INTO conversation_nodes (conversation_id, node_id, kept_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            pointers,
         ).rowcount,
     )
     if existing is None:

@@ -3,9 +3,10 @@
 Invariant: a step that has been released is never edited; a change is a new step at the end.
 
 Which nodes a conversation has is said by `conversation_nodes`, one row per node it points at. A fork copies these rows, never
-the nodes, so a node is shared by as many conversations as have a row for it, and may be purged when none has. `deleted_at` on
-a row hides the node and all below it in that conversation alone. `nodes.parent_id` has no foreign key: files from elsewhere and
-rows repaired by hand may hold orphans, and a conversation with orphans must still open.
+the nodes, so a node is shared by as many conversations as have a row for it, and may be purged when none has. On a row,
+`deleted_at` hides the node and all below it in that conversation alone, and `kept_at` marks the node there. `nodes.parent_id`
+has no foreign key: files from elsewhere and rows repaired by hand may hold orphans, and a conversation with orphans must still
+open.
 """
 
 from sqlite_utils import Database, Migrations
@@ -125,3 +126,19 @@ def search_index(db: Database) -> None:
         CREATE TRIGGER nodes_reopened AFTER UPDATE ON nodes WHEN {is_now} AND NOT {was} BEGIN {drop} END;
         CREATE TRIGGER nodes_purged AFTER DELETE ON nodes WHEN NOT {was} BEGIN {drop} END;
     """)
+
+
+@migrations()
+def logins(db: Database) -> None:
+    db.table("logins").create(
+        {"token_hash": str, "user_id": str, "created_at": int, "expires_at": int},
+        pk="token_hash",
+        not_null={"user_id", "created_at", "expires_at"},
+        foreign_keys=[("user_id", "users", "id")],
+        strict=True,
+    ).create_index(["user_id"])
+
+
+@migrations()
+def kept_messages(db: Database) -> None:
+    db.table("conversation_nodes").add_column("kept_at", int)

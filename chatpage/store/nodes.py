@@ -82,6 +82,17 @@ def add_siblings(
     return TreeChange(bump(db, conversation), load_nodes(db, node_ids), choices=choices)
 
 
+def add_line(
+    db: Database, user_id: UserId, conversation_id: ConversationId, parent_id: NodeId | None, new: Sequence[NewNode]
+) -> TreeChange:
+    """Add nodes, each below the one before it, the first below `parent_id`, and show them. Raises as `add_node` does."""
+    conversation = require_conversation(db, user_id, conversation_id)
+    tree = load_shape(db, conversation_id)
+    node_ids = insert_line(db, conversation, parent_id, new, created_at=next_moment(tree, parent_id))
+    choices = show(db, conversation_id, tree, parent_id, node_ids)
+    return TreeChange(bump(db, conversation), load_nodes(db, node_ids), choices=choices)
+
+
 def edit_node(
     db: Database,
     user_id: UserId,
@@ -121,6 +132,17 @@ def insert_siblings(
     return node_ids
 
 
+def insert_line(
+    db: Database, conversation: Conversation, parent_id: NodeId | None, new: Sequence[NewNode], *, created_at: int
+) -> tuple[NodeId, ...]:
+    """Insert nodes, each below the one before it."""
+    node_ids: tuple[NodeId, ...] = ()
+    for node in new:
+        above = node_ids[-1] if node_ids else parent_id
+        node_ids += insert_siblings(db, conversation, above, [node], created_at=created_at + len(node_ids))
+    return node_ids
+
+
 def insert_node(
     db: Database, owner_id: UserId, node: NewNode, *, node_id: NodeId, parent_id: NodeId | None, created_at: int
 ) -> None:
@@ -149,7 +171,7 @@ def get_node(db: Database, user_id: UserId, conversation_id: ConversationId, nod
     ).fetchone()
     if row is None:
         raise NotFoundError(f"The conversation has no message {node_id}.")
-    return load_nodes(db, [node_id])[0]
+    return load_nodes(db, [node_id], conversation_id)[0]
 
 
 def append_partial(db: Database, node_id: NodeId, text: str, token_ids: Sequence[int]) -> None:
@@ -289,7 +311,21 @@ def restore_node(db: Database, user_id: UserId, conversation_id: ConversationId,
     )
     after = load_shape(db, conversation_id)
     back = [link.id for link in after.in_order() if link.id in before.hidden]
-    return TreeChange(bump(db, conversation), load_nodes(db, back))
+    return TreeChange(bump(db, conversation), load_nodes(db, back, conversation_id))
+
+
+def keep_node(db: Database, user_id: UserId, conversation_id: ConversationId, node_id: NodeId, *, is_kept: bool) -> TreeChange:
+    """Mark a node in this conversation, or take the mark away. Raises as `add_node` does."""
+    conversation = require_conversation(db, user_id, conversation_id)
+    load_shape(db, conversation_id).path(node_id)
+    (node,) = load_nodes(db, [node_id], conversation_id)
+    if node.is_kept == is_kept:
+        return TreeChange(conversation)
+    db.execute(
+        "UPDATE conversation_nodes SET kept_at = ? WHERE conversation_id = ? AND node_id = ?",
+        (now() if is_kept else None, conversation_id, node_id),
+    )
+    return TreeChange(bump(db, conversation), load_nodes(db, [node_id], conversation_id))
 
 
 def recover_interrupted(db: Database) -> tuple[NodeId, ...]:
@@ -304,14 +340,17 @@ def recover_interrupted(db: Database) -> tuple[NodeId, ...]:
 
 def bump_all_with(db: Database, node_id: NodeId) -> tuple[TreeChange, ...]:
     """Raise the version of every conversation that points at a node."""
-    nodes = load_nodes(db, [node_id])
     owners = db.execute(
         "SELECT c.owner_id, c.id FROM conversation_nodes m JOIN conversations c ON c.id = m.conversation_id"
         " WHERE m.node_id = ?",
         (node_id,),
     ).fetchall()
     found = [find_conversation(db, owner_id, conversation_id) for owner_id, conversation_id in owners]
-    return tuple(TreeChange(bump(db, conversation), nodes) for conversation in found if conversation is not None)
+    return tuple(
+        TreeChange(bump(db, conversation), load_nodes(db, [node_id], conversation.id))
+        for conversation in found
+        if conversation is not None
+    )
 
 
 def _require_streaming(db: Database, node_id: NodeId) -> tuple[NodeId, str, bytes]:

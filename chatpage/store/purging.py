@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlite_utils import Database
 
 from chatpage.store.records import ConversationId, NodeId, UserId
-from chatpage.store.rows import load_shape
+from chatpage.store.rows import find_conversation, load_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ def purge_deleted(db: Database, *, before: int, user_id: UserId | None = None) -
     for (conversation_id,) in thinned:
         _drop_hidden(db, conversation_id, before)
     return Purged(len(gone), drop_unreferenced_nodes(db))
+
+
+def discard_empty_conversation(db: Database, user_id: UserId, conversation_id: ConversationId) -> None:
+    """Remove for good a conversation that was made for a message which then did not come; one with messages stays."""
+    conversation = find_conversation(db, user_id, conversation_id)
+    has_nodes = db.execute("SELECT 1 FROM conversation_nodes WHERE conversation_id = ?", (conversation_id,)).fetchone()
+    if conversation is not None and has_nodes is None:
+        forget_conversation(db, conversation_id)
 
 
 def forget_conversation(db: Database, conversation_id: ConversationId) -> None:

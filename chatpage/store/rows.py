@@ -59,11 +59,12 @@ def load_json(text: str | None) -> Json:
 
 
 def node_from_row(row: Sequence[Any]) -> Node:
-    """Make a node from a row of `NODE_COLUMNS`."""
-    node_id, parent_id, role, text, token_ids, status, created_at, finish_reason, model, params, usage, timing, extra = row
+    """Make a node from a row of `NODE_COLUMNS` and whether it is kept."""
+    node_id, parent_id, role, text, token_ids, status, created_at, finish_reason, model, params, *rest = row
+    usage, timing, extra, is_kept = rest
     return Node(
         *(node_id, parent_id, Role(role), text, token_ids, NodeStatus(status), created_at, finish_reason, model),
-        *(load_json(params), load_json(usage), load_json(timing), load_json(extra)),
+        *(load_json(params), load_json(usage), load_json(timing), load_json(extra), bool(is_kept)),
     )
 
 
@@ -113,11 +114,15 @@ def bump(db: Database, conversation: Conversation) -> Conversation:
     return changed
 
 
-def load_nodes(db: Database, node_ids: Iterable[NodeId]) -> tuple[Node, ...]:
-    """Return the nodes in the order asked for; unknown ids are left out."""
+def load_nodes(db: Database, node_ids: Iterable[NodeId], conversation_id: ConversationId | None = None) -> tuple[Node, ...]:
+    """Return the nodes in the order asked for; unknown ids are left out. Their marks are those of the conversation, if any."""
     wanted = list(node_ids)
-    sql = f"SELECT {NODE_COLUMNS} FROM nodes n WHERE n.id IN (SELECT value FROM json_each(?))"
-    found = {row[0]: node_from_row(row) for row in db.execute(sql, (json.dumps(wanted),))}
+    sql = (
+        f"SELECT {NODE_COLUMNS}, m.kept_at IS NOT NULL FROM nodes n"
+        " LEFT JOIN conversation_nodes m ON m.node_id = n.id AND m.conversation_id = ?"
+        " WHERE n.id IN (SELECT value FROM json_each(?))"
+    )
+    found = {row[0]: node_from_row(row) for row in db.execute(sql, (conversation_id, json.dumps(wanted)))}
     return tuple(found[node_id] for node_id in wanted if node_id in found)
 
 
@@ -146,7 +151,7 @@ def load_shape(db: Database, conversation_id: ConversationId) -> Tree[Link]:
 def load_tree(db: Database, conversation_id: ConversationId) -> Tree[Node]:
     """Read the tree of a conversation, texts and all."""
     rows = db.execute(
-        f"SELECT {NODE_COLUMNS}, m.deleted_at FROM conversation_nodes m JOIN nodes n ON n.id = m.node_id"
+        f"SELECT {NODE_COLUMNS}, m.kept_at IS NOT NULL, m.deleted_at FROM conversation_nodes m JOIN nodes n ON n.id = m.node_id"
         " WHERE m.conversation_id = ?",
         (conversation_id,),
     ).fetchall()

@@ -12,7 +12,7 @@ from sqlite_utils import Database
 
 from chatpage.errors import ConflictError, InvalidRequestError, NotFoundError
 from chatpage.sampling_params import MAX_SAMPLES
-from chatpage.store.nodes import bump_all_with, can_reopen, insert_siblings, next_moment
+from chatpage.store.nodes import bump_all_with, can_reopen, insert_line, insert_siblings, next_moment
 from chatpage.store.purging import drop_unreferenced_nodes
 from chatpage.store.records import (
     NO_JSON,
@@ -70,6 +70,7 @@ def start_run(
     *,
     kind: RunKind,
     n: int = 1,
+    news: Sequence[NewNode] = (),
     input: NewNode | None = None,
     text: str = "",
     token_ids: Sequence[int] = (),
@@ -84,7 +85,8 @@ def start_run(
         parent_id: What the message or the samples hang below; for `CONTINUE` the node that goes on. A node that ended early and
             has nothing below it goes on in place; otherwise the samples are siblings that begin with its text and tokens.
         n: Number of samples, 1 to 64.
-        input: The user's message, between the parent and the samples.
+        news: Messages below the parent, each below the one before it, such as a system prompt or a history from elsewhere.
+        input: The user's message, between those and the samples.
         text: What every sample begins with (a prefill, or the part before the token where a reply is forked).
         token_ids: The tokens of `text`.
         client_msg_id: Starts at most one run per user, however often it is sent.
@@ -109,7 +111,7 @@ def start_run(
         client_msg_id=client_msg_id,
     )
     if kind is RunKind.CONTINUE:
-        if input is not None or text or len(token_ids) or parent_id is None:
+        if news or input is not None or text or len(token_ids) or parent_id is None:
             raise InvalidRequestError("To continue, name the message that goes on, and neither an input nor a prefill.")
         tree.path(parent_id)  # the node must be there and visible
         run = replace(run, parent_id=tree.parents[parent_id])
@@ -117,7 +119,7 @@ def start_run(
         if n == 1 and can_reopen(db, node):
             return _start_in_place(db, run, node)
         reply = replace(reply, role=node.role, text=node.text, token_ids=node.token_ids, model=model or node.model)
-    return _start_beside(db, run, conversation, tree, [reply] * n, input=input)
+    return _start_beside(db, run, conversation, tree, [reply] * n, news=news, input=input)
 
 
 def finish_run(
@@ -209,23 +211,29 @@ def _start_in_place(db: Database, run: Run, node: Node) -> StartedRun:
 
 
 def _start_beside(
-    db: Database, run: Run, conversation: Conversation, tree: Tree[Link], replies: Sequence[NewNode], *, input: NewNode | None
+    db: Database,
+    run: Run,
+    conversation: Conversation,
+    tree: Tree[Link],
+    replies: Sequence[NewNode],
+    *,
+    news: Sequence[NewNode],
+    input: NewNode | None,
 ) -> StartedRun:
-    """Add the user's message, if any, and the replies beside each other below it, or below `run.parent_id`."""
+    """Add the new messages in a line, and the replies beside each other below it, or below `run.parent_id`."""
     above = run.parent_id
     moment = next_moment(tree, above)
-    input_ids: tuple[NodeId, ...] = ()
-    if input is not None:
-        input_ids = insert_siblings(db, conversation, above, [input], created_at=moment)
-        run = replace(run, parent_id=input_ids[0], input_node_id=input_ids[0])
-    node_ids = insert_siblings(db, conversation, run.parent_id, replies, created_at=moment + 1)
+    new_ids = insert_line(db, conversation, above, (*news, *(() if input is None else (input,))), created_at=moment)
+    if new_ids:
+        run = replace(run, parent_id=new_ids[-1], input_node_id=None if input is None else new_ids[-1])
+    node_ids = insert_siblings(db, conversation, run.parent_id, replies, created_at=moment + len(new_ids))
     samples = (
         Sample(i, node_id, len(reply.token_ids)) for i, (node_id, reply) in enumerate(zip(node_ids, replies, strict=True))
     )
     run = replace(run, samples=tuple(samples))
-    _insert_run(db, run, previous_choice=None if input_ids else tree.choices.get(above))
-    choices = show(db, conversation.id, tree, above, (*input_ids, node_ids[0]))
-    change = TreeChange(bump(db, conversation), load_nodes(db, (*input_ids, *node_ids)), choices=choices)
+    _insert_run(db, run, previous_choice=None if new_ids else tree.choices.get(above))
+    choices = show(db, conversation.id, tree, above, (*new_ids, node_ids[0]))
+    change = TreeChange(bump(db, conversation), load_nodes(db, (*new_ids, *node_ids)), choices=choices)
     return StartedRun(run, (change,), is_new=True)
 
 

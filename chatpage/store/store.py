@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chatpage.store import conversations, nodes, presets, purging, runs, search, users
+from chatpage.store import conversations, logins, nodes, presets, purging, runs, search, users
 from chatpage.store.database import Database, as_store_error, reads, writes
 
 
@@ -68,10 +68,12 @@ class Store:
     get_tree = reads(conversations.get_tree)
     get_path = reads(conversations.get_path)
     purge_deleted = writes(purging.purge_deleted)
+    discard_empty_conversation = writes(purging.discard_empty_conversation)
 
     # nodes
     add_node = writes(nodes.add_node)
     add_siblings = writes(nodes.add_siblings)
+    add_line = writes(nodes.add_line)
     edit_node = writes(nodes.edit_node)
     get_node = reads(nodes.get_node)
     append_partial = writes(nodes.append_partial)
@@ -80,6 +82,7 @@ class Store:
     choose_node = writes(nodes.choose_node)
     delete_node = writes(nodes.delete_node)
     restore_node = writes(nodes.restore_node)
+    keep_node = writes(nodes.keep_node)
 
     # runs
     start_run = writes(runs.start_run)
@@ -107,6 +110,11 @@ class Store:
     mark_api_key_used = writes(users.mark_api_key_used)
     list_api_keys = reads(users.list_api_keys)
     revoke_api_key = writes(users.revoke_api_key)
+
+    # logins
+    create_login = writes(logins.create_login)
+    find_user_by_login = reads(logins.find_user_by_login)
+    end_login = writes(logins.end_login)
 
     search = reads(search.search)
     _recover = writes(nodes.recover_interrupted)

@@ -70,9 +70,10 @@ def list_users(db: Database) -> tuple[User, ...]:
 
 
 def set_password_hash(db: Database, user_id: UserId, password_hash: str | None) -> User:
-    """Change a user's password hash. Raises as `create_user` and `get_user` do."""
+    """Change a user's password hash; every login of the user ends. Raises as `create_user` and `get_user` do."""
     _check_hash(password_hash)
     get_user(db, user_id)
+    db.execute("DELETE FROM logins WHERE user_id = ?", (user_id,))
     db.execute("UPDATE users SET password_hash = ? WHERE id = ?", (password_hash, user_id))
     return get_user(db, user_id)
 
@@ -92,6 +93,7 @@ def delete_user(db: Database, user_id: UserId) -> User:
     drop_unreferenced_nodes(db)
     db.execute("DELETE FROM presets WHERE owner_id = ?", (user_id,))
     db.execute("DELETE FROM api_keys WHERE user_id = ?", (user_id,))
+    db.execute("DELETE FROM logins WHERE user_id = ?", (user_id,))
     db.execute("DELETE FROM users WHERE id = ?", (user_id,))
     return user
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -63,14 +64,17 @@ def serving(
     *,
     settings: ServeSettings | None = None,
     listen: str = "127.0.0.1",
+    port: int = 0,
     engine: Engine | None = None,
     prepare: Callable[[Desk], None] | None = None,
+    extend: Callable[[FastAPI], None] | None = None,
 ) -> Iterator[Served]:
     """Serve; at the end, every block has been given back.
 
     Args:
         settings: As if for the application alone; the socket always listens on `listen`.
         prepare: Called on the server's loop before it serves.
+        extend: Adds to the application, such as the page.
     """
     started, found, errors = threading.Event(), [], []
     settings = settings or ServeSettings()
@@ -79,8 +83,11 @@ def serving(
         async with open_desk(folder, engine=engine) as desk:
             if prepare is not None:
                 prepare(desk)
-            with open_socket(ServeSettings(host=listen, port=0)) as listener:
-                server = Server(create_app(desk.session, settings))
+            with open_socket(ServeSettings(host=listen, port=port)) as listener:
+                app = create_app(desk.session, settings)
+                if extend is not None:
+                    extend(app)
+                server = Server(app)
                 found.append(Served(url_of(listener), desk, server, asyncio.get_running_loop()))
                 started.set()
                 await server.serve([listener])

@@ -120,6 +120,7 @@ def test_what_is_no_message_is_refused_with_a_reason(text: str | bytes, error: t
         ({"kind": "continue", "parent_id": "p", "input": None, "prefill": "x"}, "prefill belongs to"),
         ({"kind": "fork", "parent_id": "p", "input": None}, "fork needs it"),
         ({"branch_at_token": 3}, "belongs to fork"),
+        ({"branch_token_id": 3}, "belongs to fork"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused_and_the_error_names_the_message(change: dict[str, Any], says: str) -> None:

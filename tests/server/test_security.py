@@ -112,12 +112,16 @@ def test_a_server_for_other_machines_knows_its_users_by_their_keys(tmp_path: Pat
         assert httpx.options(url, headers=page).headers["access-control-allow-origin"] == "https://chat.example"
 
 
-def test_an_open_address_without_keys_refuses_to_start(tmp_path: Path) -> None:
+def test_a_server_that_needs_users_and_has_none_refuses_to_start(tmp_path: Path) -> None:
     with Store(tmp_path / "chatpage.db") as store:
         check_access(store, LOOPBACK)
-        with pytest.raises(ConfigError, match="API key"):
-            check_access(store, OPEN)
-        store.create_api_key(LOCAL_USER, "mine")
+        for settings in (OPEN, ServeSettings(require_login=True), ServeSettings(allowed_hosts=("chat.example",))):
+            with pytest.raises(ConfigError, match="nobody has a password or an API key"):
+                check_access(store, settings)
+        key, _ = store.create_api_key(LOCAL_USER, "mine")
+        check_access(store, OPEN)
+        store.revoke_api_key(LOCAL_USER, key.id)
+        store.set_password_hash(LOCAL_USER, "$argon2id$v=19$m=8,t=1,p=1$c2FsdA$aGFzaA")
         check_access(store, OPEN)
 
 

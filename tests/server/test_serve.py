@@ -17,9 +17,11 @@ from websockets.asyncio.client import connect
 
 from chatpage.cli import app
 from chatpage.errors import ConfigError
+from chatpage.server.log_settings import LogFormat, LogLevel, LogSettings
 from chatpage.server.protocol import PROTOCOL, RunCreated, RunDelta, RunDone
 from chatpage.server.serve import open_socket
 from chatpage.server.settings import ServeSettings
+from chatpage.session import SessionLimits
 from chatpage.store import LOCAL_USER, ConversationId, NodeId, NodeStatus, Store
 from tests.server.serving import LONG, Wire
 from tests.sessions import Copy
@@ -37,16 +39,7 @@ def test_an_open_address_without_keys_is_refused_before_the_model_is_loaded(tmp_
     arguments = ["serve", "--host", "0.0.0.0", "--port", "0", "--data", str(tmp_path), "--model", str(tmp_path / "none")]
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, ConfigError)
-    assert "chatpage key" in str(result.exception)
-
-
-def test_a_key_is_printed_once_and_works(tmp_path: Path) -> None:
-    keys = [CliRunner().invoke(app, ["key", "ann", "--data", str(tmp_path)]).stdout.strip() for _ in range(2)]
-    with Store(tmp_path / "chatpage.db") as store:
-        users = [store.find_user_by_api_key(key) for key in keys]
-    assert users[0] == users[1] is not None
-    assert users[0].name == "ann"  # type: ignore[union-attr]
-    assert keys[0] != keys[1]
+    assert "chatpage user add" in str(result.exception)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for child processes in /proc")
@@ -123,3 +116,31 @@ def _children(pid: int) -> list[int]:
     pids = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     assert pids, "no engine"
     return pids
+
+
+def test_every_flag_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that is accepted and ignored would be worse than none."""
+    found: list[ServeSettings] = []
+
+    async def serve(_: object, settings: ServeSettings, **__: object) -> None:
+        found.append(settings)
+
+    monkeypatch.setattr("chatpage.server.serve.serve", serve)
+    flags = "--max-running-runs 2 --max-queued-runs 3 --max-samples 4 --max-tokens 5 --require-login --secure-cookies"
+    logs = "--log-format json --log-level error --log-text"
+    names = "--host ::1 --port 1 --allowed-host a --allowed-host b --allowed-origin https://c"
+    result = CliRunner().invoke(app, ["serve", *f"{flags} {logs} {names}".split(), "--data", str(tmp_path)])
+    assert result.exception is None
+    assert found == [
+        ServeSettings(
+            host="::1",
+            port=1,
+            data_dir=tmp_path,
+            allowed_hosts=("a", "b"),
+            allowed_origins=("https://c",),
+            require_login=True,
+            secure_cookies=True,
+            limits=SessionLimits(max_running_runs=2, max_queued_runs=3, max_samples=4, max_tokens=5),
+            logs=LogSettings(format=LogFormat.JSON, level=LogLevel.ERROR, with_text=True),
+        )
+    ]

@@ -165,6 +165,8 @@ def test_two_sockets_on_one_conversation_stay_in_step(tmp_path: Path) -> None:
         ('{"type":"subscribe","conversation_id":"none"}', "not_found"),
         ('{"type":"run.cancel","run_id":"none"}', "not_found"),
         ('{"type":"prefix.warm","conversation_id":"none","parent_id":"none"}', "not_found"),
+        ('{"type":"prefix.warm","conversation_id":"none"}', "not_found"),
+        ('{"type":"prefix.warm","conversation_id":"none","draft":"Hi"}', "not_found"),
         (b"\x00\x01", "invalid_message"),
     ],
 )

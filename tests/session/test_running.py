@@ -360,8 +360,7 @@ def test_a_user_has_so_many_runs_at_once_and_so_many_waiting(tmp_path: Path) -> 
             await desk.read(run)
             if i == 0:
                 runs.append(await desk.ask(chat, "now there is room", params=LONG))
-        assert desk.session._num_runs == {}
-        assert desk.session._slots == {}
+        assert desk.session.admission.num_users == 0
 
     with_desk(tmp_path, test, limits=SessionLimits(max_running_runs=1, max_queued_runs=2))
 

@@ -31,6 +31,8 @@ def test_steps_that_fail_leave_the_file_as_it_was(tmp_path: Path) -> None:
         assert db.schema == before
 
 
-@pytest.mark.parametrize("table", ["users", "conversations", "nodes", "conversation_nodes", "node_choice", "runs", "presets"])
+@pytest.mark.parametrize(
+    "table", ["users", "conversations", "nodes", "conversation_nodes", "node_choice", "runs", "presets", "logins"]
+)
 def test_columns_hold_only_their_type(store: Store, table: str) -> None:
     assert store.database.read(lambda db: sqlite_utils.db.Table(db, table).strict).result()

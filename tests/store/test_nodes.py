@@ -290,3 +290,14 @@ def test_a_second_opening_of_the_file_interrupts_nothing(store: Store, conversat
 def test_a_lone_surrogate_in_a_text_is_replaced(store: Store, conversation: Conversation) -> None:
     node_id = add(store, conversation, None, "a\ud800b")
     assert store.get_node(LOCAL_USER, conversation.id, node_id).text == "a\ufffdb"
+
+
+def test_a_line_of_messages_is_added_whole_and_shown(store: Store) -> None:
+    chat = store.create_conversation(LOCAL_USER)
+    news = [NewNode(role=Role.SYSTEM, text="Be brief."), NewNode(role=Role.USER, text="Hi")]
+    change = store.add_line(LOCAL_USER, chat.id, None, news)
+    assert [node.text for node in change.nodes] == ["Be brief.", "Hi"]
+    assert [node.id for node in store.get_path(LOCAL_USER, chat.id)] == [node.id for node in change.nodes]
+    with pytest.raises(InvalidRequestError):
+        store.add_line(LOCAL_USER, chat.id, change.nodes[1].id, [*news, NewNode(role=Role.USER, text="x" * (16 * 2**20 + 1))])
+    assert len(store.get_path(LOCAL_USER, chat.id)) == 2, "all or none"

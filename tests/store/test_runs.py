@@ -3,7 +3,7 @@
 import pytest
 
 from chatpage.errors import ConflictError, InvalidRequestError, NotFoundError
-from chatpage.store import LOCAL_USER, Conversation, NodeId, NodeStatus, RunKind, RunStatus, Store
+from chatpage.store import LOCAL_USER, Conversation, NewNode, NodeId, NodeStatus, Role, RunKind, RunStatus, Store
 from tests.store.helpers import add, assistant, shown, tree_of, user
 
 
@@ -172,3 +172,23 @@ def test_runs_left_running_are_interrupted_at_the_next_start(store: Store, conve
     with Store(store.path) as again:
         assert again.get_run(LOCAL_USER, run.id).status is RunStatus.INTERRUPTED
         assert [found.id for found in again.list_runs(LOCAL_USER, conversation.id)] == [run.id]
+
+
+def test_messages_before_the_input_are_stored_in_a_line_with_the_run(store: Store) -> None:
+    chat = store.create_conversation(LOCAL_USER)
+    news = [NewNode(role=Role.SYSTEM, text="Be brief."), NewNode(role=Role.USER, text="Hi", extra={"from": "elsewhere"})]
+    started = store.start_run(LOCAL_USER, chat.id, None, kind=RunKind.REPLY, news=news, n=2)
+    path = store.get_path(LOCAL_USER, chat.id)
+    assert [node.text for node in path] == ["Be brief.", "Hi", ""]
+    assert (started.run.parent_id, started.run.input_node_id) == (path[1].id, None)
+    assert path[1].extra == {"from": "elsewhere"}
+    assert {sample.node_id for sample in started.run.samples} >= {path[2].id}
+
+
+def test_only_an_empty_conversation_is_discarded(store: Store) -> None:
+    empty, kept = (store.create_conversation(LOCAL_USER) for _ in range(2))
+    store.add_node(LOCAL_USER, kept.id, None, NewNode(role=Role.USER, text="Hi"))
+    for chat in (empty, kept):
+        store.discard_empty_conversation(LOCAL_USER, chat.id)
+    assert [chat.id for chat in store.list_conversations(LOCAL_USER)] == [kept.id]
+    assert store.list_conversations(LOCAL_USER, deleted=True) == ()
