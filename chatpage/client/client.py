@@ -18,10 +18,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from chatpage.errors import ChatpageError
+from chatpage.client.conversations import Conversations
+from chatpage.client.http import ServerError
 from chatpage.server.protocol import (
     PROTOCOL,
     ClientMessage,
+    ConversationMessage,
     ErrorMessage,
     Hello,
     Plan,
@@ -36,6 +38,7 @@ from chatpage.server.protocol import (
     SampleDone,
     ServerMessage,
     Subscribe,
+    TreePatch,
     Welcome,
     parse_server_message,
 )
@@ -46,19 +49,8 @@ POLICY_VIOLATION = 1008
 _LOST = (ConnectionClosed, InvalidHandshake, OSError, TimeoutError)
 
 
-class ServerError(ChatpageError):
-    """The server refused. `server_code` is its code, such as not_found; `retryable`: the same may succeed a moment later."""
-
-    code = "server_error"
-
-    def __init__(self, server_code: str, message: str, *, retryable: bool = False) -> None:
-        super().__init__(message)
-        self.server_code = server_code
-        self.retryable = retryable
-
-
-class AsyncClient:
-    """Starts, follows and stops runs.
+class AsyncClient(Conversations):
+    """Starts, follows and stops runs, and does all else with conversations.
 
     Args:
         url: Of the server, "http://..." or "https://...".
@@ -67,6 +59,7 @@ class AsyncClient:
     """
 
     def __init__(self, url: str, *, key: str | None = None, patience_s: float = 60.0) -> None:
+        super().__init__(url, key)
         self._url = "ws" + url.removeprefix("http").rstrip("/") + "/ws"
         self._key = key
         self._patience_s = patience_s
@@ -100,12 +93,33 @@ class AsyncClient:
                 if isinstance(message, RunDone):
                     return
 
+    async def follow_conversation(
+        self, conversation_id: str, after_version: int | None = None
+    ) -> AsyncGenerator[ConversationMessage, None]:
+        """Yield the changes of a conversation after `after_version` and its runs as they start; None: the whole tree first.
+
+        Never ends by itself. Raises as `run` does.
+        """
+        subscribe = Subscribe(conversation_id=conversation_id, after_seq=after_version)
+        async with contextlib.aclosing(self._persist(subscribe)) as messages:
+            async for message in messages:
+                if isinstance(message, TreePatch | RunCreated):
+                    yield message
+
+    async def welcome(self) -> Welcome:
+        """Ask the server what it is, which model answers, and what a user may ask for. Raises as `run` does."""
+        async with contextlib.aclosing(self._persist()) as messages:
+            async for message in messages:
+                if isinstance(message, Welcome):
+                    return message
+        raise AssertionError("the messages end by an error only")
+
     async def cancel(self, run_id: str, sample: int | None = None) -> None:
         """Stop a run, or one sample of it, and return when it has ended; its text stays. Raises as `run` does."""
         questions = RunCancel(run_id=run_id, sample=sample), Subscribe(run_id=run_id)
         async with contextlib.aclosing(self._persist(*questions)) as messages:
             async for message in messages:
-                if isinstance(message, RunDone) or _has_ended(message, sample):
+                if isinstance(message, RunDone) or has_ended(message, sample):
                     return
 
     async def plan(self, request: RunRequest) -> PlanResult:
@@ -126,15 +140,18 @@ class AsyncClient:
         while True:
             try:
                 async with self._connect() as socket:
-                    await self._hello(socket)
-                    pause = FIRST_PAUSE_S
+                    welcome = await self._hello(socket)
+                    pause, last_connected = FIRST_PAUSE_S, loop.time()
                     for question in questions:
                         await socket.send(_resumed(question, seq).to_json())
+                    yield welcome
                     while True:
                         message = await _receive(socket)
                         last_connected = loop.time()
                         if isinstance(message, RunSnapshot | RunDelta | SampleDone | RunDone):
                             seq = message.seq
+                        elif isinstance(message, TreePatch):
+                            seq = message.version
                         yield message
             except _LOST as error:
                 _raise_if_refused(error)
@@ -153,10 +170,11 @@ class AsyncClient:
             max_size=None,  # a snapshot is as long as its texts
         )
 
-    async def _hello(self, socket: ClientConnection) -> None:
+    async def _hello(self, socket: ClientConnection) -> Welcome:
         await socket.send(Hello(client_id=self._client_id).to_json())
-        while not isinstance(await _receive(socket), Welcome):
+        while not isinstance(message := await _receive(socket), Welcome):
             pass
+        return message
 
 
 async def _receive(socket: ClientConnection) -> ServerMessage:
@@ -171,7 +189,8 @@ def _resumed(question: ClientMessage, seq: int | None) -> ClientMessage:
     return question.model_copy(update={"after_seq": seq}) if is_continued else question
 
 
-def _has_ended(message: ServerMessage, sample: int | None) -> bool:
+def has_ended(message: ServerMessage, sample: int | None) -> bool:
+    """Whether a message says that a sample of its run has ended; None: no sample, so never."""
     match message:
         case SampleDone():
             return message.sample == sample

@@ -9,15 +9,15 @@ whole text of every sample is printed once.
 """
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from chatpage.terminal.reply import Reply, Sample
 from chatpage.terminal.text import WrappedText, clean
 
 MIN_COLUMN_CELLS = 24
@@ -25,6 +25,28 @@ _GAP = 1
 _MIN_LINES = 3
 _SECONDS_PER_FRAME = 0.1
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+
+
+class ShownSample(Protocol):
+    """What a column shows of a sample."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def is_finished(self) -> bool: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
+class ShownSamples(Protocol):
+    """A reply that is shown in columns."""
+
+    @property
+    def samples(self) -> Sequence[ShownSample]: ...
 
 
 def color_of(index: int) -> str:
@@ -58,7 +80,7 @@ class LiveColumns:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._live.stop()
 
-    def update(self, reply: Reply) -> None:
+    def update(self, reply: ShownSamples) -> None:
         """Draw the samples as they are now, at most ten times a second."""
         now = time.perf_counter()
         if now < self._next_frame:
@@ -67,12 +89,12 @@ class LiveColumns:
         lines = max(_MIN_LINES, (self._console.height - 2) // self._num_rows - 2)
         self._live.update(self._render(reply.samples, lines), refresh=True)
 
-    def print_all(self, reply: Reply) -> None:
+    def print_all(self, reply: ShownSamples) -> None:
         """Print the whole text of every sample, after the live picture was taken away."""
         self._live.stop()
         self._console.print(self._render(reply.samples, None))
 
-    def _render(self, samples: list[Sample], max_lines: int | None) -> RenderableType:
+    def _render(self, samples: Sequence[ShownSample], max_lines: int | None) -> RenderableType:
         cells = [self._render_cell(sample, max_lines) for sample in samples]
         rows = []
         for start in range(0, len(cells), self._per_row):
@@ -84,15 +106,15 @@ class LiveColumns:
             rows.append(grid)
         return Group(*rows)
 
-    def _render_cell(self, sample: Sample, max_lines: int | None) -> RenderableType:
+    def _render_cell(self, sample: ShownSample, max_lines: int | None) -> RenderableType:
         wrapped = self._wrapped[sample.index]
         wrapped.append(clean(sample.text[self._shown[sample.index] :]))
         self._shown[sample.index] = len(sample.text)
         lines = wrapped.lines if max_lines is None else wrapped.last_lines(max_lines)
         return Group(self._header(sample), Text("\n".join(lines), overflow="crop"))
 
-    def _header(self, sample: Sample) -> Text:
+    def _header(self, sample: ShownSample) -> Text:
         color = color_of(sample.index)
-        state = f"{len(sample.token_ids)} tok" + (f" {sample.finish_reason}" if sample.finished else "")
+        state = f"{sample.num_tokens} tok" + (f" {sample.finish_reason}" if sample.is_finished else "")
         rule = "─" * max(0, self._cell_width - len(str(sample.index + 1)) - len(state) - 3)
         return Text.assemble((f"{sample.index + 1} ", f"bold {color}"), (f"{rule} ", color), (f"{state} ", "dim"), end="\n")

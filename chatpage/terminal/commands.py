@@ -18,7 +18,6 @@ from chatpage.terminal import save, split
 from chatpage.terminal.arguments import number, parse_value, split_setting
 from chatpage.terminal.conversation import Node
 from chatpage.terminal.kv_view import render_memory, render_stats
-from chatpage.terminal.reply import holding
 from chatpage.terminal.text import clean
 from chatpage.terminal.tree_view import render_tree
 
@@ -63,12 +62,7 @@ def _samples(chat: "Chat", argument: str) -> None:
 
 def _continue(chat: "Chat", argument: str) -> None:
     _refuse_argument(argument, "/continue")
-    reply = _tip_reply(chat, "There is no reply to continue; write a message first.")
-    ends = chat.engine.model.runner.eos_token_ids
-    token_ids = list(split.token_ids_of(chat.engine.tokenizer, reply))
-    if token_ids and token_ids[-1] in ends:
-        token_ids.pop()
-    chat.extend(reply, token_ids, reply.text)
+    chat.extend(_tip_reply(chat, "There is no reply to continue; write a message first."))
 
 
 def _fork(chat: "Chat", argument: str) -> None:
@@ -80,13 +74,14 @@ def _fork(chat: "Chat", argument: str) -> None:
     if has_place:
         if node.role != "assistant":
             raise InvalidRequestError(f"#{node.id} is a {node.role} message; change it with /edit #{node.id}.")
-        token_ids, text = split.split_reply(chat.engine.tokenizer, node, place)
-        chat.note(f"Branches off #{node.id} after {len(token_ids)} of its tokens.")
-        chat.extend(node, token_ids, text)
+        ends = chat.token_ends(node)
+        num_kept = split.num_tokens_before(node, ends, place)
+        chat.note(f"Branches off #{node.id} after {num_kept} of its tokens.")
+        chat.extend(node, num_kept, node.text[: ends[num_kept - 1]])
     elif node.role == "user":
         chat.answer(node)
     else:
-        chat.conversation.go(node.id)
+        chat.go(node.id)
         chat.note(f"The next message starts a branch at #{node.id}; what is there stays.")
 
 
@@ -99,7 +94,7 @@ def _edit(chat: "Chat", argument: str) -> None:
     if node.role == "user":
         chat.say(text, parent_id=node.parent_id, is_first=node.parent_id is None)
     else:
-        chat.conversation.go(chat.conversation.add(node.parent_id, node.role, text).id)
+        chat.put_beside(node, text)
         chat.note(f"#{chat.conversation.tip} stands beside #{node.id}; the next message follows it.")
 
 
@@ -138,7 +133,7 @@ def _go(chat: "Chat", argument: str) -> None:
     if not argument:
         raise InvalidRequestError("Write /go NODE; /tree shows the numbers.")
     node = chat.conversation.node(_node_number(argument))
-    chat.conversation.go(chat.conversation.latest_leaf(node.id))
+    chat.go(chat.conversation.latest_leaf(node.id))
     for shown in chat.conversation.active_path[-2:]:
         chat.put(Text.assemble((f"#{shown.id} {shown.role}  ", "bold"), clean(shown.text)))
 
@@ -148,7 +143,7 @@ def _save(chat: "Chat", argument: str) -> None:
         raise InvalidRequestError("Write /save FILE.json for the whole tree, or /save FILE.md for the active branch.")
     path = save.read_path(argument)
     save.save(chat.conversation, chat.model_name, path, may_replace=path in chat.saved_files)
-    chat.has_saved(path)
+    chat.saved_files.add(path)
     chat.note(f"Saved to {path}.")
 
 
@@ -157,15 +152,13 @@ def _save(chat: "Chat", argument: str) -> None:
 
 def _stats(chat: "Chat", argument: str) -> None:
     _refuse_argument(argument, "/stats")
-    chat.console.print(render_stats(chat.engine.stats()))
+    chat.console.print(render_stats(chat.client.kv().stats))
 
 
 def _kv(chat: "Chat", argument: str) -> None:
     _refuse_argument(argument, "/kv")
-    branches = [chat.computed[leaf.id].token_ids for leaf in chat.conversation.leaves if leaf.id in chat.computed]
-    with holding(chat.engine, branches):
-        report, blocks = chat.engine.memory(), chat.engine.block_map()
-    chat.console.print(render_memory(report, blocks, len(branches), chat.console.width))
+    view = chat.kv()
+    chat.console.print(render_memory(view.stats, view.blocks, view.num_branches, chat.console.width))
 
 
 def _set(chat: "Chat", argument: str) -> None:

@@ -8,16 +8,21 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Self
 
 
 class InterruptFlag:
-    """Collects Ctrl-C as a flag while it is active; the handler before it returns afterwards. Blocks may be nested."""
+    """Collects Ctrl-C as a flag while it is active; the handler before it returns afterwards. Blocks may be nested.
 
-    def __init__(self) -> None:
+    Args:
+        on_signal: Called at each Ctrl-C, between two instructions of whatever runs; must not wait.
+    """
+
+    def __init__(self, on_signal: Callable[[], None] = lambda: None) -> None:
         self.is_set = False
+        self._call = on_signal
 
     def __enter__(self) -> Self:
         self._previous = signal.signal(signal.SIGINT, self._on_signal)
@@ -34,6 +39,7 @@ class InterruptFlag:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
         self.is_set = True
+        self._call()
 
 
 @contextlib.contextmanager

@@ -38,6 +38,14 @@ class Sample:
     finished: SampleFinished | None = None
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finished is not None
+
+    @property
     def finish_reason(self) -> str:
         return self.finished.finish_reason.value if self.finished else FinishReason.ERROR.value
 

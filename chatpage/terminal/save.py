@@ -12,12 +12,12 @@ from chatpage.errors import InvalidRequestError
 from chatpage.terminal.arguments import shorten
 from chatpage.terminal.conversation import Conversation
 
-_HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
+_HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant", "tool": "Tool"}
 
 
 def to_json(conversation: Conversation, model: str) -> str:
     """Return the whole tree as JSON: `{"model", "tip", "nodes": [{"id", "parent_id", "role", "text", ...}]}`."""
-    nodes = [asdict(node) for node in conversation.nodes]
+    nodes = [{name: value for name, value in asdict(node).items() if name != "key"} for node in conversation.nodes]
     return json.dumps({"model": model, "tip": conversation.tip, "nodes": nodes}, ensure_ascii=False, indent=1) + "\n"
 
 

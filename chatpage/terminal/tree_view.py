@@ -7,7 +7,7 @@ from chatpage.terminal.conversation import Conversation, Node, NodeId
 from chatpage.terminal.text import clean, count
 
 _EXCERPT = 60
-_ROLE_STYLE = {"system": "magenta", "user": "green", "assistant": "cyan"}
+_ROLE_STYLE = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "blue"}
 
 
 def render_tree(conversation: Conversation) -> Tree:
@@ -34,8 +34,8 @@ def _label(conversation: Conversation, node: Node, *, is_active: bool) -> Text:
         (f"{node.role} ", _ROLE_STYLE[node.role] if is_active else "dim"),
         (excerpt, "" if is_active else "dim"),
     )
-    if node.token_ids is not None:
-        label.append(f"  {count(len(node.token_ids), 'token')}", "dim")
+    if node.num_tokens:
+        label.append(f"  {count(node.num_tokens, 'token')}", "dim")
     if node.is_partial:
         label.append("  stopped" if node.finish_reason == "abort" else f"  {node.finish_reason}", "yellow dim")
     if node.id == conversation.tip:

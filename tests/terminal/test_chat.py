@@ -3,7 +3,9 @@
 import dataclasses
 import io
 import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from chatpage.engine.core import Engine
+from chatpage.local import LocalClient
 from chatpage.sampling_params import SamplingParams
-from chatpage.terminal.chat import Chat
+from chatpage.terminal.chat import Chat, last_conversation
 from tests.engine.engines import assert_whole, tiny_engine
 
 PROMPT = "› "
@@ -23,19 +26,28 @@ def engine() -> Engine:
     return tiny_engine(check_integrity=False)
 
 
-@pytest.fixture
-def talk(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs a session from piped lines and gives the chat and what it printed."""
+@pytest.fixture(scope="module")
+def client(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
+    with LocalClient(data_dir=tmp_path_factory.mktemp("chats"), load=lambda _: engine) as opened:
+        yield opened
+    assert_whole(engine)
 
-    def run(*lines: str | bytes, width: int = 100, system: str | None = None, **params: Any) -> tuple[Chat, str]:
+
+@pytest.fixture
+def talk(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that runs a chat from piped lines and gives it and what it printed."""
+
+    def run(
+        *lines: str | bytes, width: int = 100, system: str | None = None, go_on: str | None = None, **params: Any
+    ) -> tuple[Chat, str]:
         data = b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         console = Console(file=io.StringIO(), width=width, highlight=False)
         settings = {"temperature": 1.0, "max_tokens": 6, "ignore_eos": True, "seed": 3} | params
-        chat = Chat(engine, console, params=SamplingParams(**settings), model_name="tiny", system=system)
+        sampling = SamplingParams(**settings)
+        chat = Chat(client, console, params=sampling, model_name="tiny", system=system, conversation_id=go_on)
         chat.run()
         assert isinstance(console.file, io.StringIO)
-        assert_whole(engine)
         return chat, console.file.getvalue()
 
     return run
@@ -55,13 +67,13 @@ def test_a_message_gets_an_answer_and_a_line_of_numbers(talk: Any) -> None:
         assert part in numbers[1]
 
 
-def test_a_next_turn_computes_only_what_is_new(talk: Any, engine: Engine) -> None:
-    engine.clear_cache()
-    before = engine.stats().computed_tokens
-    chat, _ = talk("hello there", "and more")
-    last = chat.conversation.active_path[-1]
-    # The last token of each reply was sampled but never fed to the model.
-    assert engine.stats().computed_tokens - before == len(chat.computed[last.id].token_ids) - 1
+def test_a_next_turn_computes_only_what_is_new(talk: Any) -> None:
+    _, shown = talk("what nobody said before", "nor this")
+    first, second = (line for line in shown.splitlines() if line.startswith("prompt "))
+    tokens, cached, computed = (int(part) for part in re.findall(r"(\d+) (?:tokens|cached|computed)", second)[:3])
+    assert tokens == cached + computed
+    # All of the first prompt and its reply but the last token, which was sampled and never fed to the model.
+    assert cached == int(first.split()[1]) + 6 - 1
 
 
 def test_regenerating_adds_a_sibling_and_computes_no_prompt(talk: Any) -> None:
@@ -75,7 +87,7 @@ def test_samples_are_siblings_and_a_number_chooses_one(talk: Any) -> None:
     chat, shown = talk("/samples 3", "hello", "3", "go on")
     replies = chat.conversation.children(chat.conversation.nodes[0].id)
     assert len(replies) == 3
-    assert len({reply.token_ids for reply in replies}) == 3
+    assert len({reply.text for reply in replies}) == 3
     assert chat.conversation.active_path[1] == replies[2]
     assert len(chat.conversation.children(replies[2].id)) == 1
     assert "1-3 › 3" in shown
@@ -95,9 +107,10 @@ def test_without_samples_a_number_is_a_message(talk: Any) -> None:
 def test_a_fork_inside_a_reply_keeps_its_first_tokens(talk: Any) -> None:
     chat, _ = talk("hello", "/set seed 4", "/fork at 3")
     original, branch = chat.conversation.children(chat.conversation.nodes[0].id)
-    assert branch.token_ids[:3] == original.token_ids[:3]
-    assert branch.token_ids[3:] != original.token_ids[3:]
-    assert len(branch.token_ids) == 3 + 6
+    end = chat.token_ends(original)[2]
+    assert branch.text[:end] == original.text[:end]
+    assert branch.text != original.text
+    assert branch.num_tokens == 3 + 6
     assert chat.conversation.tip == branch.id
 
 
@@ -130,28 +143,46 @@ def test_editing_the_last_message_computes_only_from_the_edit(talk: Any) -> None
 def test_editing_a_reply_puts_words_into_its_mouth(talk: Any) -> None:
     chat, _ = talk("hello", "/edit #2 I would rather sing", "please do")
     edited = chat.conversation.active_path[1]
-    assert (edited.role, edited.text, edited.token_ids) == ("assistant", "I would rather sing", None)
+    assert (edited.role, edited.text, edited.num_tokens) == ("assistant", "I would rather sing", 0)
 
 
 def test_continuing_goes_on_where_the_reply_ended(talk: Any) -> None:
-    chat, _ = talk("hello", "/continue")
-    short, longer = chat.conversation.children(chat.conversation.nodes[0].id)
-    assert short.is_partial
-    assert longer.token_ids[: len(short.token_ids)] == short.token_ids
-    assert len(longer.token_ids) == 12
+    short, _ = talk("hello")
+    assert short.conversation.node(2).is_partial
+    chat, shown = talk("/continue", go_on=short.conversation_id)
+    [reply] = chat.conversation.children(chat.conversation.nodes[0].id)
+    assert reply.text.startswith(short.conversation.node(2).text)
+    assert reply.num_tokens == 12
+    assert "6 tokens" in shown
+
+
+def test_a_chat_goes_on_with_the_conversation_that_was_left(talk: Any, client: LocalClient) -> None:
+    left, _ = talk("hello", "/regenerate", "/go 2")
+    assert last_conversation(client) == left.conversation_id
+    chat, shown = talk("more", go_on=left.conversation_id)
+    assert [node.text for node in chat.conversation.active_path[:2]] == [node.text for node in left.conversation.active_path]
+    assert "#1 user  hello" in shown
+    tree = client.tree(left.conversation_id)
+    assert (tree.conversation.title, len(tree.nodes)) == ("hello", 5)
+
+
+def test_a_chat_in_which_nothing_was_said_leaves_no_conversation(talk: Any, client: LocalClient) -> None:
+    before = len(client.list_conversations())
+    talk("/help", "/tree", "/bogus")
+    assert len(client.list_conversations()) == before
 
 
 def test_continuing_equals_answering_at_once(talk: Any) -> None:
     in_parts, _ = talk("hello", "/continue", temperature=0.0)
     at_once, _ = talk("hello", temperature=0.0, max_tokens=12)
-    assert in_parts.conversation.node(3).token_ids == at_once.conversation.node(2).token_ids
+    assert in_parts.conversation.node(2).text == at_once.conversation.node(2).text
 
 
 def test_another_system_prompt_starts_a_branch(talk: Any) -> None:
     chat, shown = talk("hi", "/system be brief", "hi", "/system", system="be kind")
     assert [node.text for node in chat.conversation.children(None)] == ["be kind", "be brief"]
     assert _roles(chat) == ["system", "user", "assistant"]
-    assert shown.splitlines()[-2] == "be brief"
+    assert shown.splitlines()[-1] == "be brief"
 
 
 def test_the_first_message_can_be_edited_without_a_system_prompt(talk: Any) -> None:
@@ -166,9 +197,8 @@ def test_stats_kv_tree_and_help_are_shown(talk: Any) -> None:
 
 
 def test_the_kv_of_branches_counts_what_they_share_once(talk: Any, engine: Engine) -> None:
-    engine.clear_cache()
-    chat, shown = talk("hello", "/regenerate 3", "/kv")
-    prompt = len(chat.computed[chat.conversation.node(2).id].token_ids) - 6
+    _, shown = talk("words of this test alone", "/set seed null", "/regenerate 3", "/kv")
+    prompt = int(next(line for line in shown.splitlines() if line.startswith("prompt ")).split()[1])
     held = int(next(line for line in shown.splitlines() if line.startswith("held ")).split()[1])
     # Four replies of which 5 tokens have rows; each may have the partial tail of the prompt once more.
     assert prompt < held <= prompt + 4 * 5 + 3 * (prompt % engine.config.block_size)
@@ -233,7 +263,7 @@ def test_saved_files_can_be_saved_again_but_others_stay(talk: Any, tmp_path: Pat
         ("/save", "Write /save FILE"),
         ("/tree all", "takes nothing after it"),
         (b"caf\xe9", "not valid UTF-8: byte 0xe9 at position 3"),
-        ("x" * 40_000, "leave room for an answer"),
+        ("x" * 40_000, "the context of the model holds 2048, the answer included"),
     ],
 )
 def test_a_mistake_is_one_clear_line_and_the_chat_goes_on(talk: Any, line: str | bytes, problem: str) -> None:
@@ -291,7 +321,7 @@ def test_ctrl_c_during_a_command_or_a_prompt_leads_back_to_the_prompt(talk: Any,
     chat, shown = talk("hello", "/kv", "more")
     assert shown.count("leave with /quit") == 1
     assert len(chat.conversation) == 4
-    monkeypatch.setattr("chatpage.terminal.chat.render_prompt", interrupt)
+    monkeypatch.setattr("chatpage.terminal.chat.run_answer", interrupt)
     chat, shown = talk("hello", "again")
     assert shown.count("leave with /quit") == 2
 
@@ -301,27 +331,21 @@ def test_the_end_of_input_behind_a_backslash_ends_the_message_alone(talk: Any) -
     assert chat.conversation.nodes[0].text == "hello "
 
 
-def test_who_leaves_without_saving_is_told_once(talk: Any, tmp_path: Path) -> None:
-    hint = "This conversation was not saved"
-    assert talk("hello", "/quit")[1].count(hint) == 1
-    assert talk("hello", f"/save {tmp_path}/a.json", "more")[1].count(hint) == 1
-    assert hint not in talk("hello", f"/save {tmp_path}/b.json")[1]
-    assert hint not in talk("/help", system="be kind")[1]
-
-
 def test_a_start_without_kernels_says_that_the_next_one_is_faster(
-    talk: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hint = "First start: C++ kernels are being compiled"
-    assert hint not in talk("/help")[1]
     reason = "transformers: the C++ kernels are being compiled; the next start will be faster"
+    with LocalClient(data_dir=tmp_path, load=lambda _: engine) as client:
+        assert client.hint == ""
     monkeypatch.setattr(engine, "model", dataclasses.replace(engine.model, computed_by=reason))
-    assert talk("/help")[1].splitlines()[2].startswith(hint)
+    with LocalClient(data_dir=tmp_path, load=lambda _: engine) as client:
+        assert client.hint.startswith(hint)
 
 
 def test_more_samples_than_the_engine_runs_at_once_are_refused_and_nothing_is_added(talk: Any) -> None:
     chat, shown = talk("/samples 64", "hello")
-    assert "at most 32 sequences run at once" in shown
+    assert "at most 32 samples per run" in shown
     assert len(chat.conversation) == 0
 
 

@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console, RenderableType
 
-from chatpage.engine.accounting import BlockInfo, MemoryReport
-from chatpage.engine.block_pool import BlockId, BlockState
+from chatpage.server.views import BlockView, KvStats
 from chatpage.terminal.kv_view import render_memory
 
 
@@ -16,29 +15,20 @@ def _draw(picture: RenderableType) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def _report(num_blocks: int) -> MemoryReport:
-    return MemoryReport(
-        num_blocks=num_blocks,
-        block_size=4,
-        bytes_per_block=4096,
-        blocks_used=3,
-        blocks_cached=1,
-        blocks_blank=num_blocks - 4,
-        blocks_shared=1,
-        rows_held=9,
-        rows_shared=4,
-        rows_cached=4,
-        rows_without_sharing=13,
-        blocks_without_sharing=4,
-    )
+def _report(num_blocks: int) -> KvStats:
+    numbers = dict.fromkeys(KvStats.model_fields, 0)
+    del numbers["type"]
+    numbers |= {"num_blocks": num_blocks, "block_size": 4, "bytes_per_block": 4096, "blocks_used": 3, "blocks_cached": 1}
+    numbers |= {"blocks_shared": 1, "rows_held": 9, "rows_shared": 4, "rows_wasted": 3, "rows_without_sharing": 13}
+    return KvStats.model_validate(numbers | {"blocks_blank": num_blocks - 4})
 
 
-def _map(*states: tuple[BlockState, int], num_blank: int) -> list[BlockInfo]:
-    infos = [BlockInfo(BlockId(i), refs, state, 4, ()) for i, (state, refs) in enumerate(states)]
-    return infos + [BlockInfo(BlockId(len(infos) + i), 0, BlockState.BLANK, 0, ()) for i in range(num_blank)]
+def _map(*states: tuple[str, int], num_blank: int) -> list[BlockView]:
+    blocks = [BlockView(id=i, ref_count=refs, state=state, num_rows=4) for i, (state, refs) in enumerate(states)]
+    return blocks + [BlockView(id=len(blocks) + i, ref_count=0, state="blank", num_rows=0) for i in range(num_blank)]
 
 
-USED, CACHED, BLANK = BlockState.USED, BlockState.CACHED, BlockState.BLANK
+USED, CACHED, BLANK = "used", "cached", "blank"
 
 
 def test_each_block_is_a_cell_and_the_blank_rest_is_counted() -> None:

@@ -8,25 +8,26 @@ import pytest
 from chatpage.errors import InvalidRequestError
 from chatpage.terminal.conversation import Conversation
 from chatpage.terminal.save import read_path, save
+from tests.terminal.trees import Tree
 
 
 @pytest.fixture
 def conversation() -> Conversation:
-    conversation = Conversation()
-    question = conversation.add(None, "user", "Grüße\n")
-    conversation.add(question.id, "assistant", "not chosen", token_ids=(1, 2), finish_reason="stop")
-    conversation.go(conversation.add(question.id, "assistant", "chosen", token_ids=(3,), finish_reason="length").id)
-    return conversation
+    tree = Tree()
+    question = tree.add(None, "user", "Grüße\n")
+    tree.add(question, "assistant", "not chosen", num_tokens=2, finish_reason="stop")
+    tree.add(question, "assistant", "chosen", num_tokens=1, finish_reason="length")
+    return tree.conversation
 
 
 def test_json_holds_the_whole_tree(conversation: Conversation, tmp_path: Path) -> None:
     save(conversation, "tiny", tmp_path / "chat.json", may_replace=False)
     saved = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
     assert (saved["model"], saved["tip"]) == ("tiny", 3)
-    assert [(n["id"], n["parent_id"], n["role"], n["text"], n["token_ids"]) for n in saved["nodes"]] == [
-        (1, None, "user", "Grüße\n", None),
-        (2, 1, "assistant", "not chosen", [1, 2]),
-        (3, 1, "assistant", "chosen", [3]),
+    assert [(n["id"], n["parent_id"], n["role"], n["text"], n["num_tokens"]) for n in saved["nodes"]] == [
+        (1, None, "user", "Grüße\n", 0),
+        (2, 1, "assistant", "not chosen", 2),
+        (3, 1, "assistant", "chosen", 1),
     ]
 
 

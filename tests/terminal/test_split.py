@@ -1,30 +1,25 @@
 """Where a fork inside a reply begins."""
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chatpage.errors import InvalidRequestError
-from chatpage.terminal.conversation import Conversation, Node
-from chatpage.terminal.split import split_reply, token_ids_of
-from tests.tiny_models import tiny_tokenizer
-
-TOKENIZER: Any = tiny_tokenizer()
+from chatpage.terminal.conversation import Node
+from chatpage.terminal.split import num_tokens_before
+from tests.terminal.trees import Tree
 
 
 def _reply(text: str) -> Node:
-    return Conversation().add(None, "assistant", text, token_ids=TOKENIZER.encode(text))
+    return Tree().add(None, "assistant", text)
 
 
 def test_a_number_keeps_so_many_tokens() -> None:
-    reply = _reply("hello")
-    assert split_reply(TOKENIZER, reply, "3") == (reply.token_ids[:3] if reply.token_ids else (), "hel")
+    assert num_tokens_before(_reply("hello"), (1, 2, 3, 4, 5), "3") == 3
 
 
-def test_words_keep_what_stands_before_them() -> None:
-    assert split_reply(TOKENIZER, _reply("one two two"), "two")[1] == "one "
+def test_words_keep_the_tokens_that_end_before_them() -> None:
+    """The space before a word is part of its token."""
+    assert num_tokens_before(_reply("one two two"), (3, 7, 11), "two") == 1
+    assert num_tokens_before(_reply("one two two"), (3, 4, 7, 8, 11), "two") == 2
 
 
 @pytest.mark.parametrize(
@@ -33,24 +28,9 @@ def test_words_keep_what_stands_before_them() -> None:
 )
 def test_a_place_that_is_not_there_is_refused(place: str, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
-        split_reply(TOKENIZER, _reply("hello"), place)
+        num_tokens_before(_reply("hello"), (1, 2, 3, 4, 5), place)
 
 
-def test_a_text_that_a_person_wrote_is_tokenised_here() -> None:
-    edited = Conversation().add(None, "assistant", "edited")
-    assert token_ids_of(TOKENIZER, edited) == tuple(TOKENIZER.encode("edited"))
-    assert split_reply(TOKENIZER, edited, "ted")[1] == "edi"
-
-
-@given(st.text(min_size=1, max_size=12), st.integers(1, 40))
-def test_a_cut_never_falls_inside_a_character(text: str, number: int) -> None:
-    """With one token per byte, most cuts of a non-Latin text fall inside a character; half of one cannot be shown."""
-    reply = _reply(text)
-    assert reply.token_ids is not None
-    token_ids, kept = split_reply(TOKENIZER, reply, str(min(number, len(reply.token_ids))))
-    assert token_ids == reply.token_ids[: len(token_ids)]
-    whole = TOKENIZER.decode(reply.token_ids)
-    if "\ufffd" not in kept:
-        assert whole.startswith(kept)
-    else:
-        assert len(token_ids) == 1 or "\ufffd" in whole
+def test_words_at_the_start_are_refused_even_behind_a_token_of_no_text() -> None:
+    with pytest.raises(InvalidRequestError, match="nothing would be kept"):
+        num_tokens_before(_reply("hello"), (0, 5), "hello")

@@ -4,8 +4,11 @@ import io
 
 from rich.console import Console
 
+from chatpage.server.views import NodeView
+from chatpage.store import NodeStatus, Role
 from chatpage.terminal.conversation import Conversation
 from chatpage.terminal.tree_view import render_tree
+from tests.terminal.trees import Tree
 
 
 def _draw(conversation: Conversation) -> list[str]:
@@ -16,14 +19,13 @@ def _draw(conversation: Conversation) -> list[str]:
 
 
 def test_a_straight_chat_stays_in_one_column_and_branches_are_indented() -> None:
-    conversation = Conversation()
-    first = conversation.add(None, "user", "one")
-    second = conversation.add(first.id, "assistant", "two", token_ids=(5, 6), finish_reason="stop")
-    third = conversation.add(second.id, "user", "three")
-    conversation.add(third.id, "assistant", "four", token_ids=(7,), finish_reason="abort")
-    fifth = conversation.add(third.id, "assistant", "five", token_ids=(8,), finish_reason="length")
-    conversation.go(fifth.id)
-    assert _draw(conversation) == [
+    tree = Tree()
+    first = tree.add(None, "user", "one")
+    second = tree.add(first, "assistant", "two", num_tokens=2, finish_reason="stop")
+    third = tree.add(second, "user", "three")
+    tree.add(third, "assistant", "four", num_tokens=1, finish_reason="abort")
+    tree.add(third, "assistant", "five", num_tokens=1, finish_reason="length")
+    assert _draw(tree.conversation) == [
         "conversation",
         "├── #1 user one",
         "├── #2 assistant two  2 tokens",
@@ -35,19 +37,30 @@ def test_a_straight_chat_stays_in_one_column_and_branches_are_indented() -> None
 
 def test_a_conversation_of_thousands_of_messages_is_drawn() -> None:
     """Indenting every message would leave no room for text, and drawing by recursion would end at a depth of a thousand."""
-    conversation = Conversation()
-    for i in range(3000):
-        conversation.go(conversation.add(conversation.tip, "user", f"message {i}").id)
-    lines = _draw(conversation)
+    nodes = [
+        NodeView(
+            id=f"n{i}",
+            parent_id=f"n{i - 1}" if i else None,
+            role=Role.USER,
+            text=f"message {i}",
+            status=NodeStatus.COMPLETE,
+            created_at=i,
+            num_tokens=0,
+        )
+        for i in range(3000)
+    ]
+    tree = Tree()
+    tree.send(nodes)
+    lines = _draw(tree.conversation)
     assert len(lines) == 3001
     assert "message 2999" in lines[-1]
 
 
 def test_long_and_hostile_texts_become_one_short_line() -> None:
-    conversation = Conversation()
-    conversation.add(None, "user", "\x1b[31m[bold]" + "word " * 100 + "\nnext")
-    (line,) = _draw(conversation)[1:]
+    tree = Tree()
+    tree.add(None, "user", "\x1b[31m[bold]" + "word " * 100 + "\nnext")
+    (line,) = _draw(tree.conversation)[1:]
     assert len(line) < 90
-    assert line.endswith("…")
+    assert "…" in line
     assert "[31m[bold]word" in line
     assert "\x1b" not in line
