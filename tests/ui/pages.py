@@ -1,0 +1,154 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright, against a real server on a tiny model."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
+from chatpage.engine.core import Engine
+from chatpage.events import Event
+from chatpage_ui import mount_page
+from tests.engine.engines import tiny_engine
+from tests.server.serving import Served, serving
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+TIMEOUT_MS = 20_000
+PARAMS = '{"max_tokens": 24, "temperature": 1, "seed": 7}'  # the tiny model never ends by itself
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+class SlowEngine:
+    """A tiny engine whose steps take `step_s`, so that there is time to do things while it writes."""
+
+    def __init__(self, engine: Engine, step_s: float = 0.0) -> None:
+        self._engine = engine
+        self.step_s = step_s
+
+    def step(self) -> list[Event]:
+        if self.step_s:
+            time.sleep(self.step_s)
+        return self._engine.step()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@dataclass(slots=True)
+class Site:
+    """A server with the page, and a browser."""
+
+    served: Served
+    browser: Browser
+    engine: SlowEngine
+    requests: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def visit(
+        self, *, address: str = "/", params: str = PARAMS, allowed: tuple[str, ...] = (), **options: Any
+    ) -> Iterator["Visit"]:
+        """Open the page in a browser of its own, and check at the end that nothing went wrong in it.
+
+        Args:
+            address: Where to go first.
+            params: Sampling parameters that the browser remembers, as JSON.
+            allowed: Parts of messages in the console that belong to the test.
+        """
+        context = self.browser.new_context(**{"viewport": DESKTOP, **options})
+        context.set_default_timeout(TIMEOUT_MS)
+        context.add_init_script(f"localStorage['chatpage.params'] ??= {params!r}")
+        visit = Visit(self, context)
+        try:
+            visit.page.goto(self.served.url + address)
+            visit.ready()
+            yield visit
+            wrong = [problem for problem in visit.problems if not any(part in problem for part in allowed)]
+            assert not wrong, "\n".join(wrong)
+        finally:
+            context.close()
+
+
+class Visit:
+    """One person in one browser."""
+
+    def __init__(self, site: Site, context: BrowserContext) -> None:
+        self.site = site
+        self.context = context
+        self.problems: list[str] = []
+        self.page = self.tab()
+
+    def tab(self) -> Page:
+        """Open a tab that notes what goes wrong, and where requests go."""
+        page = self.context.new_page()
+        page.on("pageerror", lambda error: self.problems.append(f"{error}\n{error.stack or ''}"))
+        page.on("console", lambda message: self.problems.extend([message.text] if message.type == "error" else []))
+        page.on("request", lambda request: self.site.requests.append(request.url))
+        return page
+
+    def ready(self, page: Page | None = None) -> None:
+        """Wait until the page is connected."""
+        expect((page or self.page).locator(".cp-dot.is-open")).to_be_attached()
+
+    @property
+    def messages(self) -> Locator:
+        return self.page.locator(".cp-message")
+
+    @property
+    def columns(self) -> Locator:
+        return self.page.locator(".cp-column")
+
+    @property
+    def composer(self) -> Locator:
+        return self.page.locator(".cp-composer textarea")
+
+    def send(self, text: str) -> None:
+        """Write a message and press Enter."""
+        self.composer.fill(text)
+        self.composer.press("Enter")
+        expect(self.composer).to_have_value("")
+
+    def settle(self) -> None:
+        """Wait until nothing is being written."""
+        expect(self.page.locator(".is-writing")).to_have_count(0)
+        wait_until(self.page, "!chatpage.conversation?.liveRuns.length")
+
+    def ask(self, text: str) -> None:
+        """Send, and wait for the whole answer."""
+        self.send(text)
+        expect(self.page.locator(".cp-message.is-last.is-assistant")).to_be_attached()
+        self.settle()
+
+    def act(self, label: str, message: Locator | None = None) -> None:
+        """Press a button of a message, by default of the last one."""
+        message = message or self.messages.last
+        message.hover()
+        message.get_by_role("button", name=label, exact=True).click()
+
+    def text_of(self, message: Locator) -> str:
+        """Return the text of a message as the conversation has it."""
+        return str(message.evaluate("element => chatpage.conversation.textOf(element.dataset.node)"))
+
+    @property
+    def conversation_id(self) -> str:
+        return str(self.page.evaluate("chatpage.conversation.id"))
+
+
+def wait_until(page: Page, condition: str) -> None:
+    """Wait until an expression holds. Playwright's own way evaluates text in the page, which our pages forbid."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, f"never true: {condition}"
+        page.wait_for_timeout(30)
+
+
+@contextlib.contextmanager
+def open_site(folder: Path, browser: Browser, *, port: int = 0, **settings: Any) -> Iterator[Site]:
+    """Serve the page on a tiny model with a context long enough to chat in; port 0 takes a free one."""
+    engine = SlowEngine(tiny_engine(**{"kv_memory": 2**24, "check_integrity": False, **settings}))
+    with serving(folder, engine=engine, extend=mount_page, port=port) as served:  # type: ignore[arg-type]
+        yield Site(served, browser, engine)

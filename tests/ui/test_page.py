@@ -1,0 +1,284 @@
+"""The page as a whole: what it lets in and out, what it does on other screens, with a keyboard alone, and for everyone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from gradio_client import Client
+from playwright.sync_api import expect
+
+from chatpage.store import LOCAL_USER, ConversationId, NewNode, Role
+from tests.ui.pages import PHONE, Site, Visit, wait_until
+
+HOSTILE = [
+    "${alert(1)} {{constructor.constructor('alert(1)')()}}",
+    "<img src=x onerror=\"window.attacked = 'image'\">",
+    "</script><script>window.attacked = 'script'</script>",
+    "[link](javascript:window.attacked='link') ![image](https://example.com/spy.png)",
+    '<svg onload="window.attacked = \'svg\'"><style>@import "https://example.com/x.css";</style>',
+    "<details open ontoggle=\"window.attacked = 'toggle'\">",
+    "$\\href{javascript:window.attacked='math'}{x}$",
+]
+
+
+def stored(site: Site, *texts: str, title: str = "Stored") -> ConversationId:
+    """Make a conversation of messages, by turns the user's and the model's, and return its id."""
+    store = site.served.desk.store
+    conversation = store.create_conversation(LOCAL_USER, title=title)
+    parent = None
+    for i, text in enumerate(texts):
+        node = NewNode(role=Role.ASSISTANT if i % 2 else Role.USER, text=text)
+        change = store.add_node(LOCAL_USER, conversation.id, parent, node)
+        parent = change.nodes[0].id
+    return conversation.id
+
+
+def show(visit: Visit, conversation_id: str) -> None:
+    visit.page.evaluate("id => { chatpage.openConversation(id) }", conversation_id)
+    expect(visit.messages.first).to_be_attached()
+
+
+def test_hostile_text_runs_nothing_and_calls_nobody(site: Site) -> None:
+    """Model text has run as code in other pages, in titles as well as in messages."""
+    with site.visit() as visit:
+        site.requests.clear()
+        violations = "document.addEventListener('securitypolicyviolation', (event) => (window.violated = event.blockedURI))"
+        visit.page.evaluate(violations)
+        texts = [text for one in HOSTILE for text in (one, one)]
+        show(visit, stored(site, *texts, title="<img src=x onerror=\"window.attacked = 'title'\">"))
+        expect(visit.messages).to_have_count(len(texts))
+        expect(visit.page.locator(".cp-block").last).to_be_visible()
+        visit.page.get_by_role("button", name="Tree of the conversation").click()
+        visit.page.wait_for_timeout(500)
+        assert visit.page.evaluate("window.attacked") is None
+        assert visit.page.evaluate("window.violated") is None
+        expect(visit.messages.nth(1)).to_contain_text("${alert(1)}")
+        assert {request for request in site.requests if not request.startswith(site.served.url)} == set()
+
+
+def test_no_request_of_the_page_leaves_the_machine(site: Site) -> None:
+    site.requests.clear()
+    with site.visit() as visit:
+        visit.ask("Hello")
+        visit.page.reload()
+        visit.ready()
+    assert site.requests
+    assert {one for one in site.requests if not one.startswith((site.served.url, "data:", "blob:"))} == set()
+
+
+def test_markdown_settles_into_what_it_means(site: Site) -> None:
+    text = "# Title\n\nA **bold** word and $x^2$.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint(1)\n```"
+    with site.visit() as visit:
+        show(visit, stored(site, "Show", text))
+        reply = visit.messages.last
+        expect(reply.locator("h1")).to_have_text("Title")
+        expect(reply.locator("strong")).to_have_text("bold")
+        expect(reply.locator("math")).to_be_visible()
+        expect(reply.locator("td").last).to_have_text("2")
+        expect(reply.locator("figure.code pre")).to_contain_text("print(1)")
+        expect(reply.get_by_role("button", name="Copy").first).to_be_visible()
+
+
+def test_enter_does_not_send_while_an_input_method_composes(visit: Visit) -> None:
+    visit.composer.fill("にほ")
+    visit.composer.evaluate(
+        "area => area.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', isComposing: true, bubbles: true}))"
+    )
+    visit.composer.press("Shift+Enter")
+    expect(visit.composer).to_have_value("にほ\n")
+    expect(visit.messages).to_have_count(0)
+
+
+def test_a_draft_is_kept_with_its_conversation(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.composer.fill("Not sent yet")
+    visit.page.reload()
+    visit.ready()
+    expect(visit.composer).to_have_value("Not sent yet")
+    visit.page.get_by_role("button", name="New conversation", exact=True).click()
+    expect(visit.composer).to_have_value("")
+
+
+def test_who_reads_above_is_not_pulled_down(site: Site) -> None:
+    site.engine.step_s = 0.02
+    with site.visit(params='{"max_tokens": 150}', viewport={"width": 700, "height": 420}) as visit:
+        show(visit, stored(site, *["A line of text.\n\n" * 8] * 6))
+        visit.send("More")
+        wait_until(visit.page, "chatpage.conversation.liveRuns.length === 1")
+        visit.page.locator(".cp-scroll").evaluate("(scroll) => { scroll.scrollTop = 100 }")
+        expect(visit.page.locator(".cp-latest")).to_be_visible()
+        before = visit.page.locator(".cp-scroll").evaluate("(scroll) => scroll.scrollTop")
+        visit.page.wait_for_timeout(600)
+        assert abs(visit.page.locator(".cp-scroll").evaluate("(scroll) => scroll.scrollTop") - before) < 5
+        visit.page.locator(".cp-latest").click()
+        expect(visit.page.locator(".cp-latest")).to_be_hidden()
+        visit.page.locator(".cp-stop").click()
+        visit.settle()
+
+
+def test_selected_text_stays_selected_while_the_reply_grows(site: Site) -> None:
+    site.engine.step_s = 0.03
+    with site.visit(params='{"max_tokens": 400}') as visit:
+        visit.send("More")
+        wait_until(visit.page, "(document.querySelector('.is-writing .cp-tail')?.textContent.length ?? 0) > 12")
+        selected = visit.page.evaluate(
+            """() => {
+                const text = document.querySelector('.is-writing .cp-tail').firstChild
+                getSelection().setBaseAndExtent(text, 2, text, 9)
+                return getSelection().toString()
+            }"""
+        )
+        visit.page.wait_for_timeout(700)
+        assert visit.page.evaluate("getSelection().toString()") == selected != ""
+        visit.page.locator(".cp-stop").click()
+        visit.settle()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["first run", "chat", "columns", "tree", "memory", "words"])
+def test_axe_finds_no_serious_fault(site: Site, scheme: str, view: str) -> None:
+    site.engine.step_s = 0.0
+    with site.visit(color_scheme=scheme) as visit:
+        if view != "first run":
+            visit.ask("Hello")
+        if view == "columns":
+            visit.messages.last.locator('[data-n="2"]').click()
+            visit.settle()
+        elif view in ("tree", "memory"):
+            visit.page.get_by_role("button", name="Tree of the conversation" if view == "tree" else "Memory").first.click()
+            visit.page.wait_for_timeout(400)
+        elif view == "words":
+            visit.act("Words: alternatives, and branching at any of them")
+            expect(visit.page.locator(".cp-words")).not_to_be_empty()
+        found = Axe().run(visit.page).response["violations"]
+        serious = [_summary(one) for one in found if one["impact"] in ("serious", "critical")]
+        assert serious == []
+
+
+def _summary(violation: dict[str, Any]) -> str:
+    return f"{violation['id']}: {json.dumps([node['target'] for node in violation['nodes']][:4])}"
+
+
+def test_a_phone_shows_no_more_than_its_width(site: Site) -> None:
+    with site.visit(viewport=PHONE, has_touch=True, is_mobile=True) as visit:
+        visit.ask("Hello")
+        visit.messages.last.locator('[data-n="4"]').click()
+        expect(visit.columns).to_have_count(5)
+        visit.settle()
+        assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        visit.page.locator(".cp-column-tabs").get_by_role("tab", name="3").click()
+        expect(visit.columns.nth(2)).to_be_in_viewport(ratio=0.5)
+
+
+def test_everything_of_use_is_done_with_keys_alone(visit: Visit) -> None:
+    press = visit.page.keyboard.press
+    expect(visit.composer).to_be_focused()
+    visit.page.keyboard.type("Typed")
+    press("Enter")
+    expect(visit.page.locator(".cp-message.is-last.is-assistant")).to_be_attached()
+    visit.settle()
+    press("Escape")
+    visit.page.evaluate("document.activeElement.blur()")
+    press("Shift+R")
+    expect(visit.columns).to_have_count(9)
+    visit.settle()
+    press("3")
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("3/9")
+    visit.messages.last.focus()
+    press("ArrowLeft")
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/9")
+    press("s")
+    expect(visit.messages.last.locator(".cp-kept")).to_be_visible()
+    press("k")
+    expect(visit.messages.first).to_be_focused()
+    press("e")
+    expect(visit.page.get_by_label("Edit the message")).to_be_focused()
+    press("Escape")
+    press("t")
+    expect(visit.page.get_by_role("tab", name="Tree")).to_be_visible()
+    visit.page.evaluate("document.activeElement.blur()")
+    press("?")
+    expect(visit.page.get_by_role("dialog", name="Keys")).to_be_visible()
+    press("Escape")
+    press("n")
+    expect(visit.messages).to_have_count(0)
+    expect(visit.composer).to_be_focused()
+
+
+def test_parameters_of_the_sidebar_are_those_of_the_run(visit: Visit) -> None:
+    visit.page.locator("#cp-right > .toggle-button").click()
+    field = visit.page.locator("#cp-param-temperature input[type=number]")
+    field.fill("0")
+    field.press("Tab")
+    visit.page.locator("#cp-param-max_tokens input[type=number]").fill("5")
+    visit.ask("Hello")
+    params = visit.page.evaluate("chatpage.conversation.activeLeaf.params")
+    assert (params["temperature"], params["max_tokens"]) == (0, 5)
+    visit.page.locator("#cp-neutral").click()
+    expect(field).to_have_value("1")
+    visit.page.reload()
+    visit.ready()
+    expect(field).to_have_value("1")
+
+
+def test_a_preset_brings_its_system_prompt_and_parameters(visit: Visit) -> None:
+    visit.page.locator("#cp-right > .toggle-button").click()
+    visit.page.locator("#cp-system textarea").fill("You are a pirate.")
+    field = visit.page.locator("#cp-param-top_k input[type=number]")
+    field.fill("40")
+    field.press("Tab")
+    visit.page.get_by_placeholder("name").fill("Pirate")
+    visit.page.get_by_role("button", name="Save", exact=True).click()
+    expect(visit.page.locator("#cp-preset input")).to_have_value("Pirate")
+    visit.page.locator("#cp-system textarea").fill("")
+    visit.page.locator("#cp-neutral").click()
+    visit.page.reload()
+    visit.ready()
+    visit.page.locator("#cp-right > .toggle-button").click()
+    visit.page.locator("#cp-preset input").click()
+    visit.page.get_by_role("option", name="Pirate").click()
+    expect(visit.page.locator("#cp-system textarea")).to_have_value("You are a pirate.")
+    expect(field).to_have_value("40")
+    visit.ask("Hello")
+    expect(visit.page.locator(".cp-message.is-system")).to_contain_text("You are a pirate.")
+    assert visit.page.evaluate("chatpage.conversation.activeLeaf.params.top_k") == 40
+
+
+def test_gradio_clients_chat_in_the_same_conversations(site: Site, tmp_path: Path) -> None:
+    client = Client(site.served.url, verbose=False, download_files=str(tmp_path))
+    text, conversation_id = client.predict("Hello", "", 1.0, 8, api_name="/chat")
+    assert text
+    again, same = client.predict("And again", conversation_id, 1.0, 8, api_name="/chat")
+    assert (same, bool(again)) == (conversation_id, True)
+    with site.visit() as visit:
+        show(visit, conversation_id)
+        expect(visit.messages).to_have_count(4)
+        assert visit.text_of(visit.messages.nth(1)) == text
+
+
+def test_a_fork_shares_its_messages_and_computes_nothing(visit: Visit) -> None:
+    visit.ask("Hello")
+    before = visit.conversation_id
+    visit.act("Fork to a new conversation")
+    visit.page.get_by_role("button", name="This path, up to here").click()
+    wait_until(visit.page, f"chatpage.conversation?.id !== '{before}' && chatpage.conversation?.nodes.size === 2")
+    visit.act("Regenerate")
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")
+    visit.settle()
+    usage = visit.page.evaluate("chatpage.conversation.activeLeaf.usage")
+    assert usage["cached_tokens"] == usage["prompt_tokens"]
+
+
+def test_a_cost_is_told_before_the_click_and_after(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.messages.last.get_by_role("button", name="Regenerate", exact=True).hover()
+    chip = visit.messages.last.locator(".cp-cost")
+    expect(chip).to_contain_text("0 to compute")
+    visit.messages.last.get_by_role("button", name="Regenerate", exact=True).click()
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")
+    visit.settle()
+    expect(visit.messages.last.locator(".cp-facts")).to_contain_text(" 0 computed")
+    visit.composer.fill("And now")
+    expect(visit.page.locator(".cp-composer .cp-cost")).to_contain_text("to compute")

@@ -1,0 +1,164 @@
+"""What a person sees when the page is loaded again, the connection breaks, or the server goes and comes back."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+
+from chatpage.store import LOCAL_USER
+from tests.ui.pages import Site, Visit, open_site, wait_until
+
+LONG = '{"max_tokens": 120, "temperature": 1, "seed": 3}'
+LENGTH = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id).length"
+
+
+def wait_for_text(page: Page, least: int = 1) -> None:
+    """Wait until the last message has some text."""
+    wait_until(page, f"chatpage.conversation?.activeLeaf?.role === 'assistant' && {LENGTH} >= {least}")
+
+
+def stored_text(site: Site, visit: Visit) -> str:
+    """Return what the store has of the shown reply."""
+    found = site.served.desk.store.get_path(LOCAL_USER, visit.conversation_id)  # type: ignore[arg-type]
+    return found[-1].text
+
+
+def test_a_reload_in_the_middle_of_a_reply_shows_all_of_it(site: Site) -> None:
+    """Others begin at the token that comes next, or show nothing until the end."""
+    site.engine.step_s = 0.03
+    with site.visit(params=LONG) as visit:
+        visit.send("Tell me")
+        wait_for_text(visit.page, 20)
+        visit.page.reload()
+        visit.ready()
+        wait_for_text(visit.page, 20)
+        expect(visit.page.locator(".cp-message.is-writing")).to_have_count(1)
+        visit.settle()
+        assert visit.text_of(visit.messages.last) == stored_text(site, visit)
+
+
+def test_columns_that_are_being_written_come_back_after_a_reload(site: Site) -> None:
+    site.engine.step_s = 0.03
+    with site.visit(params=LONG) as visit:
+        visit.page.locator('.cp-composer [data-n="4"]').click()
+        visit.send("Tell me")
+        expect(visit.columns).to_have_count(4)
+        wait_for_text(visit.page, 5)
+        visit.page.reload()
+        visit.ready()
+        expect(visit.columns).to_have_count(4)
+        visit.settle()
+        for column in visit.columns.all():
+            node = site.served.node(visit.conversation_id, str(column.get_attribute("data-node")))
+            assert visit.text_of(column) == node.text != ""
+
+
+def test_a_cut_socket_loses_and_doubles_nothing(site: Site) -> None:
+    site.engine.step_s = 0.03
+    with site.visit(params=LONG) as visit:
+        sockets: list[WebSocketRoute] = []
+
+        def pass_through(socket: WebSocketRoute) -> None:
+            sockets.append(socket)
+            socket.connect_to_server()
+
+        visit.page.route_web_socket("**/ws", pass_through)
+        visit.page.reload()
+        visit.ready()
+        visit.page.locator('.cp-composer [data-n="2"]').click()
+        visit.send("Tell me")
+        for least in (10, 40, 80):
+            wait_for_text(visit.page, least)
+            sockets[-1].close(code=1011)
+            expect(visit.page.locator(".cp-dot.is-open")).to_have_count(1)
+        visit.settle()
+        assert len(sockets) >= 4
+        for column in visit.columns.all():
+            node = site.served.node(visit.conversation_id, str(column.get_attribute("data-node")))
+            assert visit.text_of(column) == node.text != ""
+
+
+def test_two_tabs_of_one_conversation_stay_in_step(site: Site) -> None:
+    site.engine.step_s = 0.02
+    with site.visit() as visit:
+        visit.ask("From the first tab")
+        other = visit.tab()
+        other.goto(visit.page.url)
+        visit.ready(other)
+        expect(other.locator(".cp-message")).to_have_count(2)
+        visit.send("Again")
+        expect(other.locator(".cp-message.is-user").last).to_contain_text("Again")
+        visit.settle()
+        expect(other.locator(".is-writing")).to_have_count(0)
+        last = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id)"
+        assert other.evaluate(last) == visit.page.evaluate(last)
+        other.close()
+
+
+def test_two_tabs_with_two_conversations_do_not_mix(site: Site) -> None:
+    """Text of one conversation has appeared in another elsewhere."""
+    site.engine.step_s = 0.02
+    with site.visit() as visit:
+        other = visit.tab()
+        other.goto(site.served.url)
+        visit.ready(other)
+        other.evaluate("chatpage.openConversation(null)")
+        visit.send("One")
+        other.locator(".cp-composer textarea").fill("Two")
+        other.locator(".cp-composer textarea").press("Enter")
+        visit.settle()
+        expect(other.locator(".cp-message.is-user .cp-body")).to_have_text(["Two"])
+        expect(other.locator(".cp-message")).to_have_count(2)
+        expect(visit.messages).to_have_count(2)
+        expect(visit.messages.first).to_contain_text("One")
+        expect(other.locator(".is-writing")).to_have_count(0)
+        other.close()
+
+
+def test_another_conversation_may_be_opened_while_one_is_written(site: Site) -> None:
+    site.engine.step_s = 0.03
+    with site.visit(params=LONG) as visit:
+        visit.send("Long story")
+        wait_for_text(visit.page, 5)
+        address = visit.page.url
+        visit.page.get_by_role("button", name="New conversation", exact=True).click()
+        expect(visit.messages).to_have_count(0)
+        visit.page.goto(address)
+        visit.ready()
+        wait_for_text(visit.page, 5)
+        visit.settle()
+        assert visit.text_of(visit.messages.last) == stored_text(site, visit)
+
+
+def test_the_page_goes_on_after_the_server_was_restarted(browser: Browser, tmp_path: Path) -> None:
+    with open_site(tmp_path, browser) as site:
+        port = int(site.served.url.rpartition(":")[2])
+        visit_manager = site.visit(allowed=("WebSocket", "ERR_", "Failed to load"))
+        visit = visit_manager.__enter__()
+        visit.ask("Before")
+    visit.composer.fill("Written while nobody was there")
+    expect(visit.page.locator(".cp-banner")).to_be_visible()
+    with open_site(tmp_path, browser, port=port):
+        expect(visit.page.locator(".cp-banner")).to_be_hidden()
+        visit.composer.press("Enter")
+        expect(visit.messages).to_have_count(4)
+        visit.settle()
+        expect(visit.messages.nth(2)).to_contain_text("Written while nobody was there")
+        visit_manager.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("action", ["stop then send at once", "send during the reply"])
+def test_a_message_sent_around_a_running_reply_follows_it(site: Site, action: str) -> None:
+    """Elsewhere the message is put beside the reply, or the stopped text is lost from the context."""
+    site.engine.step_s = 0.03
+    with site.visit(params='{"max_tokens": 60}') as visit:
+        visit.send("First")
+        wait_for_text(visit.page, 5)
+        if action.startswith("stop"):
+            visit.page.locator(".cp-stop").click()
+        visit.send("Second")
+        expect(visit.messages).to_have_count(4)
+        visit.settle()
+        roles = visit.page.evaluate("chatpage.conversation.activePath().map((node) => node.role)")
+        assert roles == ["user", "assistant", "user", "assistant"]
+        assert visit.text_of(visit.messages.nth(1))

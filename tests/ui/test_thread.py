@@ -1,0 +1,89 @@
+"""A conversation on the page: send, answer again, go through versions, edit, continue, stop, delete."""
+
+from playwright.sync_api import expect
+
+from tests.ui.pages import Site, Visit, wait_until
+
+
+def test_a_message_is_answered_and_a_reload_shows_the_same(visit: Visit) -> None:
+    visit.ask("Hello there")
+    expect(visit.messages).to_have_count(2)
+    text = visit.text_of(visit.messages.last)
+    assert text
+    visit.page.reload()
+    visit.ready()
+    expect(visit.messages).to_have_count(2)
+    expect(visit.messages.first).to_contain_text("Hello there")
+    assert visit.text_of(visit.messages.last) == text
+
+
+def test_eight_versions_come_with_two_clicks_and_one_is_used(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.messages.last.hover()
+    visit.messages.last.locator('[data-n="8"]').click()
+    expect(visit.columns).to_have_count(9)
+    visit.settle()
+    texts = [visit.text_of(visit.columns.nth(i)) for i in range(9)]
+    assert all(texts)
+    assert len(set(texts)) > 1
+    expect(visit.page.locator(".cp-columns-head")).to_contain_text("one prompt for all: 0 computed")
+    visit.columns.nth(4).get_by_role("button", name="Use this").click()
+    expect(visit.columns).to_have_count(0)
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("5/9")
+    assert visit.text_of(visit.messages.last) == texts[4]
+    visit.page.reload()
+    visit.ready()
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("5/9")
+    assert visit.text_of(visit.messages.last) == texts[4]
+    visit.page.locator(".cp-next").click()
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("6/9")
+
+
+def test_an_edited_message_is_a_version_beside_the_old_one(visit: Visit) -> None:
+    visit.ask("First words")
+    visit.act("Edit", visit.messages.first)
+    visit.page.get_by_label("Edit the message").fill("Other words")
+    visit.page.get_by_role("button", name="Send", exact=True).first.click()
+    expect(visit.messages.first).to_contain_text("Other words")
+    visit.settle()
+    expect(visit.messages.first.locator(".cp-pager-count")).to_have_text("2/2")
+    visit.messages.first.locator(".cp-prev").click()
+    expect(visit.messages.first).to_contain_text("First words")
+    expect(visit.messages).to_have_count(2)
+
+
+def test_an_edited_reply_is_gone_on_with(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.act("Edit")
+    visit.page.get_by_label("Edit the message").fill("It began like this")
+    visit.page.get_by_role("button", name="Save and continue").click()
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")
+    visit.settle()
+    text = visit.text_of(visit.messages.last)
+    assert text.startswith("It began like this")
+    assert len(text) > len("It began like this")
+
+
+def test_what_was_stopped_keeps_its_text_and_goes_on(site: Site) -> None:
+    site.engine.step_s = 0.05
+    with site.visit(params='{"max_tokens": 200}') as visit:
+        visit.send("Tell me much")
+        expect(visit.page.locator(".cp-message.is-writing .cp-tail")).not_to_be_empty()
+        visit.page.locator(".cp-stop").click()
+        expect(visit.messages.last.locator(".cp-note")).to_contain_text("Stopped.")
+        cut = visit.text_of(visit.messages.last)
+        assert cut
+        visit.messages.last.get_by_role("button", name="Continue", exact=True).first.click()
+        text = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id)"
+        wait_until(visit.page, f"{text}.length > {len(cut) + 5}")
+        assert visit.text_of(visit.messages.last).startswith(cut)
+        visit.composer.press("Escape")
+        visit.settle()
+
+
+def test_a_deleted_message_comes_back_when_it_is_undone(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.act("Delete")
+    expect(visit.messages).to_have_count(1)
+    visit.page.locator(".cp-toast").get_by_role("button", name="Undo").click()
+    expect(visit.messages).to_have_count(2)

@@ -1,0 +1,150 @@
+/**
+ * Puts the page together, once Gradio has made room for it.
+ *
+ * Invariant: whatever Gradio does to its own elements, ours are mounted once.
+ */
+
+import { App } from "./app.js";
+import { Composer } from "./composer.js";
+import { Connection } from "./connection.js";
+import { h, iconButton, memory } from "./dom.js";
+import { mountDrawer } from "./drawer.js";
+import { Feedback } from "./feedback.js";
+import { listenToKeys, showHelp } from "./keyboard.js";
+import { mountSidebar } from "./sidebar.js";
+import { mountStatistics } from "./statistics.js";
+import { Thread } from "./thread.js";
+
+const HOSTS = ["cp-sidebar", "cp-canvas", "cp-right", "cp-model", "cp-statistics", "cp-param-stop", "cp-system", "cp-preset"];
+const BANNERS = {
+  connecting: "Connecting …",
+  offline: "The connection is lost. Connecting again …",
+  restarting: "The server is restarting. Answers go on from where they were …",
+  refused: "The server does not know you: log in again.",
+};
+const GRADIO_MS = 400; // until Gradio has followed a press of its button
+const BANNER_MS = 700; // a short break is nobody's business
+
+function mount() {
+  const host = document.getElementById("cp-canvas");
+  const connection = new Connection(location.origin.replace(/^http/, "ws") + "/ws");
+  const feedback = new Feedback(host);
+  const app = new App(connection, feedback);
+  globalThis.chatpage = app;
+  app.host = host;
+  app.thread = new Thread(app);
+  app.composer = new Composer(app);
+  const drawerHost = h("aside", { class: "cp-drawer-host" });
+  host.append(
+    h(
+      "div",
+      { class: "cp-layout" },
+      h("div", { class: "cp-middle" }, bar(app), app.thread.element, app.composer.element),
+      drawerHost,
+    ),
+  );
+  mountDrawer(drawerHost, app);
+  mountSidebar(document.getElementById("cp-sidebar"), app);
+  mountStatistics(document.getElementById("cp-model"), document.getElementById("cp-statistics"), app);
+  app.params.mount(document.getElementById("cp-right"));
+  listenToKeys(app);
+  showState(app);
+  keepClear(app);
+  addEventListener("hashchange", () => openFromAddress(app));
+  addEventListener("popstate", () => openFromAddress(app));
+  connection.open();
+  openFromAddress(app, memory.get("last"));
+  if (matchMedia("(pointer: fine)").matches) app.composer.focus();
+}
+
+function openFromAddress(app, otherwise = null) {
+  const id = new URLSearchParams(location.hash.slice(1)).get("c") ?? otherwise;
+  if (id !== (app.conversation?.id ?? undefined)) app.openConversation(id);
+}
+
+/** The bar above the conversation. */
+function bar(app) {
+  const title = h("input", {
+    class: "cp-title",
+    "aria-label": "Title of the conversation",
+    placeholder: "New conversation",
+    onchange: () => app.rename(title.value),
+    onkeydown: (event) => event.key === "Enter" && title.blur(),
+  });
+  const heading = h("h1", { class: "cp-visually-hidden" }, "New conversation");
+  const dot = h("span", { class: "cp-dot", title: "Connecting" });
+  const name = (text) => {
+    heading.textContent = text || "New conversation";
+    document.title = text ? `${text} · chatpage` : "chatpage";
+  };
+  app.addEventListener("open", () => {
+    const { conversation } = app;
+    title.disabled = !conversation;
+    title.value = conversation?.info?.title ?? "";
+    conversation?.addEventListener("tree", () => {
+      if (document.activeElement !== title) title.value = conversation.info?.title ?? "";
+      name(conversation.info?.title);
+    });
+    name(conversation?.info?.title);
+  });
+  app.connection.addEventListener("state", ({ detail }) => {
+    dot.classList.toggle("is-open", detail.state === "open");
+    dot.title = detail.state === "open" ? "Connected" : (BANNERS[detail.state] ?? "");
+  });
+  return h(
+    "header",
+    { class: "cp-bar" },
+    heading,
+    dot,
+    title,
+    iconButton("tree", "Tree of the conversation", () => app.drawer.toggle("tree")),
+    iconButton("grid", "Memory", () => app.drawer.toggle("memory")),
+    iconButton("help", "Keys", () => showHelp(app)),
+  );
+}
+
+/** Say in the banner when there is no connection for longer than a moment. */
+function showState(app) {
+  let timer = 0;
+  const show = (state) => {
+    clearTimeout(timer);
+    if (state === "open") {
+      app.feedback.showBanner(null);
+      return;
+    }
+    const retry = { label: state === "refused" ? "Log in" : "Try now", action: () => leaveOrRetry(app, state) };
+    timer = setTimeout(() => app.feedback.showBanner(BANNERS[state], retry), BANNER_MS);
+  };
+  app.connection.addEventListener("state", ({ detail }) => show(detail.state));
+  show("connecting");
+}
+
+function leaveOrRetry(app, state) {
+  if (state === "refused") location.assign("/login");
+  else app.connection.retry();
+}
+
+/** On a narrow screen Gradio's sidebars cover the conversation: begin without, and leave them when a conversation was chosen. */
+function keepClear(app) {
+  const narrow = matchMedia("(max-width: 768px)");
+  let pressedAt = -Infinity;
+  const close = () => {
+    const button = narrow.matches && document.querySelector("#cp-left.open > .toggle-button");
+    if (!button || performance.now() - pressedAt < GRADIO_MS) return; // a second press before Gradio followed would open it again
+    pressedAt = performance.now();
+    button.click();
+  };
+  close();
+  app.addEventListener("open", close);
+}
+
+function whenReady() {
+  if (!HOSTS.every((id) => document.getElementById(id))) return false;
+  mount();
+  return true;
+}
+
+if (!whenReady()) {
+  const watch = new MutationObserver(() => whenReady() && watch.disconnect());
+  watch.observe(document.documentElement, { childList: true, subtree: true });
+}

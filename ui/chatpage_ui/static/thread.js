@@ -1,0 +1,183 @@
+/**
+ * The path that is shown, message below message, with columns where versions are compared.
+ *
+ * Invariants: the views are those of the active path, reused as long as their node is on it. The view follows the end of a growing
+ * text only while the reader is at the end; whoever scrolled up stays where they are.
+ */
+
+import { ColumnsView } from "./columns.js";
+import { h, iconButton, perFrame } from "./dom.js";
+import { handleCopyButtons, MessageView } from "./message.js";
+
+const NEAR_END = 48; // pixels
+const FRAME_CHARACTERS = 6_000;
+
+export class Thread {
+  #views = new Map(); // node id -> MessageView
+  #columns = null;
+  #added = new Map(); // node id -> text that came since the last frame; null: replaced
+  #isAtEnd = true;
+
+  constructor(app) {
+    this.app = app;
+    this.list = h("div", { class: "cp-messages", role: "log", "aria-label": "Conversation", "aria-live": "off" });
+    this.empty = h("div", { class: "cp-empty", hidden: true });
+    this.latest = iconButton("down", "Jump to latest", () => this.toEnd(true), { class: "cp-latest", hidden: true, text: "Jump to latest" });
+    this.scroller = h("div", { class: "cp-scroll", tabindex: "-1", onscroll: () => this.#scrolled() }, this.list, this.empty);
+    this.element = h("section", { class: "cp-thread", "aria-label": "Messages" }, this.scroller, this.latest);
+    this.observer = new IntersectionObserver((entries) => this.#seen(entries), { root: this.scroller, rootMargin: "600px 0px" });
+    this.flush = perFrame(() => this.#flush());
+    this.refresh = perFrame(() => this.#refresh());
+    new ResizeObserver(() => this.#isAtEnd && !this.#columns && this.toEnd()).observe(this.list);
+    handleCopyButtons(this.element, app);
+    app.addEventListener("open", () => this.#opened());
+    app.addEventListener("compare", () => this.#compared());
+  }
+
+  /** Return the view of a node, if it is shown. */
+  viewOf(nodeId) {
+    return this.#views.get(nodeId) ?? this.#columns?.viewOf(nodeId) ?? null;
+  }
+
+  get views() {
+    return [...this.#views.values()];
+  }
+
+  get columns() {
+    return this.#columns;
+  }
+
+  light(nodeIds) {
+    const lit = new Set(nodeIds);
+    for (const view of [...this.views, ...(this.#columns?.views ?? [])]) view.light(lit.has(view.nodeId));
+  }
+
+  toEnd(isAsked = false) {
+    this.#isAtEnd = true;
+    this.latest.hidden = true;
+    const behavior = isAsked && !matchMedia("(prefers-reduced-motion: reduce)").matches ? "smooth" : "instant";
+    this.scroller.scrollTo({ top: this.scroller.scrollHeight, behavior });
+  }
+
+  /** Bring a message into view. */
+  show(nodeId) {
+    this.#refresh();
+    const view = this.viewOf(nodeId);
+    if (!view) return;
+    this.#isAtEnd = false;
+    view.element.scrollIntoView({ block: "start", behavior: "instant" });
+    view.element.focus({ preventScroll: true });
+    this.#scrolled();
+  }
+
+  #opened() {
+    for (const view of this.#views.values()) view.destroy();
+    this.#views.clear();
+    this.#columns?.destroy();
+    this.#columns = null;
+    this.#added.clear();
+    this.#isAtEnd = true;
+    const { conversation } = this.app;
+    if (conversation) {
+      conversation.addEventListener("tree", () => this.refresh());
+      conversation.addEventListener("run", () => this.refresh());
+      conversation.addEventListener("text", ({ detail }) => this.#text(detail));
+    }
+    this.refresh();
+  }
+
+  /** Show the columns from their top, or the end of the conversation again. */
+  #compared() {
+    this.#refresh();
+    if (!this.#columns) return;
+    this.#isAtEnd = false;
+    this.#columns.element.scrollIntoView({ block: "start", behavior: "instant" });
+    this.#scrolled();
+  }
+
+  #text({ nodeId, added }) {
+    const before = this.#added.get(nodeId);
+    this.#added.set(nodeId, added === null || before === null ? null : (before ?? "") + added);
+    this.flush();
+  }
+
+  /** Show what came, within what a frame can bear: laying out a long paragraph again costs as much as it is long. */
+  #flush() {
+    const { conversation } = this.app;
+    if (!conversation) return;
+    let budget = FRAME_CHARACTERS;
+    for (const [nodeId, added] of this.#added) {
+      if (budget <= 0) break;
+      this.#added.delete(nodeId);
+      const view = this.viewOf(nodeId);
+      if (!view) continue;
+      const text = conversation.textOf(nodeId);
+      if (added !== null && view.body.text.length + added.length === text.length) view.append(added);
+      else view.setText(text, conversation.isWriting(nodeId));
+      budget -= view.body.tailLength;
+    }
+    this.#columns?.tick();
+    if (this.#added.size) this.flush();
+  }
+
+  #refresh() {
+    const { app } = this;
+    const path = app.conversation?.activePath() ?? [];
+    const at = app.comparing === null ? -1 : path.findIndex((node) => app.conversation.parentOf(node.id) === (app.comparing || null));
+    const shown = at < 0 ? path : path.slice(0, at);
+    this.#showPath(shown);
+    this.#showColumns(at < 0 ? null : app.comparing || null);
+    this.empty.hidden = path.some((node) => node.role !== "system");
+    if (!this.empty.hidden && !this.empty.firstChild) this.empty.append(...this.app.welcome());
+    if (this.#isAtEnd && !this.#columns) this.toEnd();
+  }
+
+  #showPath(path) {
+    const wanted = new Set(path.map((node) => node.id));
+    for (const [nodeId, view] of this.#views) {
+      if (wanted.has(nodeId)) continue;
+      this.observer.unobserve(view.element);
+      view.destroy();
+      this.#views.delete(nodeId);
+    }
+    let previous = null;
+    for (const node of path) {
+      let view = this.#views.get(node.id);
+      if (view) view.update();
+      else {
+        view = new MessageView(this.app, node.id);
+        this.#views.set(node.id, view);
+        this.observer.observe(view.element);
+      }
+      const place = previous ? previous.nextSibling : this.list.firstChild;
+      if (place !== view.element) this.list.insertBefore(view.element, place);
+      previous = view.element;
+    }
+  }
+
+  #showColumns(parentId) {
+    const isShown = this.app.comparing !== null && this.app.conversation && parentId !== undefined;
+    if (!isShown || (this.#columns && this.#columns.parentId !== parentId)) {
+      this.#columns?.destroy();
+      this.#columns = null;
+    }
+    if (!isShown || !this.app.conversation.childrenOf(parentId).length) return;
+    this.#columns ??= new ColumnsView(this.app, parentId);
+    this.#columns.update();
+    if (this.list.lastChild !== this.#columns.element) this.list.append(this.#columns.element);
+  }
+
+  #seen(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const view = this.#views.get(target.dataset.node);
+      if (isIntersecting) view?.appeared();
+      else view?.disappeared();
+    }
+  }
+
+  #scrolled() {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    this.#isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    this.latest.hidden = this.#isAtEnd || this.#columns !== null;
+  }
+}
