@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("views", nargs="*", default=list(VIEWS))
     arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         for screen, size in (("", DESKTOP), ("-phone", PHONE)):
