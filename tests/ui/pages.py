@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from chatpage.engine.core import Engine
 from chatpage.events import Event
+from chatpage.server.settings import ServeSettings
 from chatpage_ui import mount_page
 from tests.engine.engines import tiny_engine
 from tests.server.serving import Served, serving
@@ -147,8 +148,16 @@ def wait_until(page: Page, condition: str) -> None:
 
 
 @contextlib.contextmanager
-def open_site(folder: Path, browser: Browser, *, port: int = 0, **settings: Any) -> Iterator[Site]:
-    """Serve the page on a tiny model with a context long enough to chat in; port 0 takes a free one."""
+def open_site(
+    folder: Path, browser: Browser, *, port: int = 0, serve: ServeSettings | None = None, **settings: Any
+) -> Iterator[Site]:
+    """Serve the page on a tiny model with a context long enough to chat in.
+
+    Args:
+        port: 0 takes a free one.
+        serve: Of the application.
+        settings: Of the engine.
+    """
     engine = SlowEngine(tiny_engine(**{"kv_memory": 2**24, "check_integrity": False, **settings}))
-    with serving(folder, engine=engine, extend=mount_page, port=port) as served:  # type: ignore[arg-type]
+    with serving(folder, engine=engine, extend=mount_page, port=port, settings=serve) as served:  # type: ignore[arg-type]
         yield Site(served, browser, engine)

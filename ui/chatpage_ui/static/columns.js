@@ -8,13 +8,13 @@
 import { copyText } from "./message.js";
 import { costOf } from "./cost.js";
 import { meanLogprob, showDetails } from "./details.js";
-import { count, h, iconButton } from "./dom.js";
+import { count, h, iconButton, perFrame } from "./dom.js";
 import { Body } from "./markdown.js";
 import { showTokens } from "./token_view.js";
 
 const MARK = "cp-differs";
 const MARK_MS = 250;
-const MORE = [1, 3, 7];
+const MORE = [1, 4];
 
 export class ColumnsView {
   #columns = new Map(); // node id -> Column
@@ -25,6 +25,7 @@ export class ColumnsView {
     this.parentId = parentId;
     this.tabs = h("div", { class: "cp-column-tabs", role: "tablist", "aria-label": "Versions" });
     this.grid = h("div", { class: "cp-column-grid", role: "group", "aria-label": "Versions side by side" });
+    this.grid.addEventListener("rendered", perFrame(() => this.#mark())); // what was marked may have been replaced
     this.title = h("span", { class: "cp-columns-title" });
     this.saved = h("span", { class: "cp-cost" });
     this.element = h(

@@ -17,6 +17,7 @@ export class Thread {
   #columns = null;
   #added = new Map(); // node id -> text that came since the last frame; null: replaced
   #isAtEnd = true;
+  #size = { scrollHeight: 0, scrollTop: 0, clientHeight: 0 };
 
   constructor(app) {
     this.app = app;
@@ -175,9 +176,15 @@ export class Thread {
     }
   }
 
+  /** Whoever scrolls up leaves the end; a new layout, of which the browser tells in the same way, does not. */
   #scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    this.#isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    const isNewLayout = scrollHeight !== this.#size.scrollHeight || clientHeight !== this.#size.clientHeight;
+    const isUp = scrollTop < this.#size.scrollTop - 2;
+    this.#size = { scrollHeight, scrollTop, clientHeight };
+    const isNearEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    if (isNearEnd) this.#isAtEnd = true;
+    else if (isUp || !isNewLayout) this.#isAtEnd = false;
     this.latest.hidden = this.#isAtEnd || this.#columns !== null;
   }
 }
