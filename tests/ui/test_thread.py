@@ -87,3 +87,34 @@ def test_a_deleted_message_comes_back_when_it_is_undone(visit: Visit) -> None:
     expect(visit.messages).to_have_count(1)
     visit.page.locator(".cp-toast").get_by_role("button", name="Undo").click()
     expect(visit.messages).to_have_count(2)
+
+
+def test_a_late_answer_to_an_older_click_turns_nothing_back(visit: Visit) -> None:
+    """With a slow server, clicking through versions jumped back and forth, and took the focus with it."""
+    visit.ask("Hello")
+    visit.messages.last.locator('[data-n="2"]').click()
+    expect(visit.columns).to_have_count(3)
+    visit.settle()
+    visit.columns.nth(2).get_by_role("button", name="Use this").click()
+    ids = visit.page.evaluate("chatpage.conversation.siblingsOf(chatpage.conversation.activeLeaf.id)")
+    shown = visit.page.evaluate(
+        """async (ids) => {
+            const talk = chatpage.conversation
+            const patch = (version, child) => talk.take({
+                type: "tree.patch", conversation_id: talk.id, version: talk.version + version,
+                ops: [{op: "choose", parent_id: talk.parentOf(child), child_id: child}],
+            })
+            let answer
+            talk.choose(ids[0], new Promise((resolve) => (answer = resolve)))
+            const before = talk.version
+            patch(1, ids[1])
+            const early = talk.activeLeaf.id
+            answer({version: before + 2})
+            await new Promise((resolve) => setTimeout(resolve))
+            const own = talk.activeLeaf.id
+            patch(2, ids[2])
+            return [early, own, talk.activeLeaf.id]
+        }""",
+        ids,
+    )
+    assert shown == [ids[0], ids[0], ids[2]]

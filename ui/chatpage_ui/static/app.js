@@ -150,8 +150,9 @@ export class App extends EventTarget {
     const { conversation } = this;
     if (!conversation?.nodes.has(nodeId)) return;
     if (this.comparing !== null) this.compare(null);
-    conversation.choose(nodeId);
-    post(pathOf(conversation.id, nodeId, "select")).catch((error) => this.fail(error));
+    const answer = post(pathOf(conversation.id, nodeId, "select"));
+    conversation.choose(nodeId, answer);
+    answer.catch((error) => this.fail(error));
     if (isScrolled) this.thread?.show(nodeId);
   }
 

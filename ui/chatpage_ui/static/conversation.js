@@ -25,6 +25,7 @@ export class Conversation extends EventTarget {
   }
 
   #children;
+  #choosing = new Map(); // parent id -> {version}: the conversation's own choice there is younger than earlier versions
 
   // -- the tree ------------------------------------------------------------------------------------------------------
 
@@ -87,10 +88,37 @@ export class Conversation extends EventTarget {
     return [...this.nodes.keys()].filter((id) => this.childrenOf(id).length === 0);
   }
 
-  /** Show the branch of a node at once; the server is told by who calls. */
-  choose(nodeId) {
-    for (let id = nodeId; id !== null; id = this.parentOf(id)) this.choices.set(this.parentOf(id) ?? "", id);
+  /**
+   * Show the branch of a node at once. Until the server has answered, older choices that arrive late do not undo it.
+   * @param {Promise<{version: number}>} answer of the server that was told
+   */
+  choose(nodeId, answer) {
+    const choice = { version: Infinity, late: [] };
+    for (let id = nodeId; id !== null; id = this.parentOf(id)) {
+      this.choices.set(this.parentOf(id) ?? "", id);
+      this.#choosing.set(this.parentOf(id) ?? "", choice);
+    }
+    answer.then(
+      ({ version }) => this.#chosen(choice, version),
+      () => this.#chosen(choice, 0),
+    );
     this.#emit("tree");
+  }
+
+  /** The server has a choice, as this version: what came meanwhile counts if it is younger. */
+  #chosen(choice, version) {
+    choice.version = version;
+    for (const { op, version: of } of choice.late) this.#show(op, of);
+    if (choice.late.length) this.#emit("tree");
+    choice.late = [];
+  }
+
+  /** Show another child, unless the conversation's own choice is younger. */
+  #show(op, version) {
+    const parent = op.parent_id ?? "";
+    const choice = this.#choosing.get(parent);
+    if (choice?.version === Infinity) choice.late.push({ op, version });
+    else if (version >= (choice?.version ?? 0)) this.choices.set(parent, op.child_id);
   }
 
   // -- text and runs -------------------------------------------------------------------------------------------------
@@ -142,6 +170,7 @@ export class Conversation extends EventTarget {
           this.info = op.conversation;
           this.nodes = new Map(op.nodes.map((node) => [node.id, node]));
           this.choices = new Map(op.choices.map((choice) => [choice.parent_id ?? "", choice.child_id]));
+          this.#choosing.clear();
           break;
         case "node":
           this.#store(op.node);
@@ -150,7 +179,7 @@ export class Conversation extends EventTarget {
           for (const id of op.node_ids) this.nodes.delete(id);
           break;
         case "choose":
-          this.choices.set(op.parent_id ?? "", op.child_id);
+          this.#show(op, version);
           break;
         case "conversation":
           this.info = op.conversation;
