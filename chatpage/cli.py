@@ -173,6 +173,8 @@ def bench(
     from chatpage.bench import report
     from chatpage.bench.workloads import TITLES, parse_names
 
+    if config.kv_disk is not None:
+        raise InvalidRequestError("What lies on disk would make cold runs warm: give --kv-disk off (W8 has its own).")
     console = Console(highlight=False)
     names = tuple(TITLES) if workloads is None else parse_names(workloads)
     engine = _load(config)

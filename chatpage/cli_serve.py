@@ -1,4 +1,4 @@
-"""`chatpage serve`, `chatpage user` and `chatpage key`."""
+"""`chatpage serve`, `chatpage user`, `chatpage key` and `chatpage kv`."""
 
 import asyncio
 import sys
@@ -10,6 +10,7 @@ import typer
 
 from chatpage.cli_accounts import DataDir, keys, users
 from chatpage.cli_flags import with_engine_flags
+from chatpage.cli_kv import kv, with_kv_disk
 from chatpage.config import EngineConfig
 from chatpage.sampling_params import MAX_SAMPLES
 from chatpage.server.log_settings import LogFormat, LogLevel, LogSettings
@@ -27,6 +28,7 @@ def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.add_typer(users, name="user")
     app.add_typer(keys, name="key")
+    app.add_typer(kv, name="kv")
 
 
 @with_engine_flags
@@ -73,7 +75,8 @@ def serve(
     )
     with logging_to_stderr(settings.logs):
         try:
-            asyncio.run(run(config, settings, extend=_mount_page, on_ready=_announce))
+            print("chatpage loads the model …", file=sys.stderr, flush=True)
+            asyncio.run(run(with_kv_disk(config, data), settings, extend=_mount_page, on_ready=_announce))
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
 

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from chatpage.errors import ConfigError
 
 DEFAULT_MODEL = "default"
+DEFAULT_KV_DISK_SIZE = 8 * 2**30
 CONFIG_FILE_VARIABLE = "CHATPAGE_CONFIG"
 _OTHER_VARIABLES = {CONFIG_FILE_VARIABLE, "CHATPAGE_CACHE_DIR"}  # read elsewhere
 
@@ -41,6 +42,24 @@ def parse_size(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def parse_folder(value: object) -> object:
+    """Turn "off" into None and "~" into the user's home; other values pass through to the field's own check.
+
+    Raises:
+        ValueError: The text is empty, or names the home of nobody.
+    """
+    if value == "off":
+        return None
+    if not isinstance(value, str | Path):
+        return value
+    if not str(value).strip():
+        raise ValueError("an empty text is no folder; write off for none")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 
 
@@ -59,6 +78,10 @@ class EngineConfig(BaseSettings):
     )
     kv_memory: Bytes | None = Field(None, gt=0, description="bytes of KV cache, such as 2GiB; default: a share of free memory")
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    kv_disk: Annotated[Path | None, BeforeValidator(parse_folder)] = Field(
+        None, description="folder for KV that outlives the process, or off (default: off; serve: kv beside the conversations)"
+    )
+    kv_disk_size: Bytes | None = Field(None, gt=0, description="bytes that --kv-disk may take (default: 8GiB)")
     max_batched_tokens: int = Field(512, ge=1, description="token budget of one step")
     max_num_seqs: int = Field(64, ge=1, le=1024, description="sequences that run at once")
     max_model_len: int | None = Field(None, ge=2, description="longest sequence in tokens; default: the model's own limit")

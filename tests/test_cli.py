@@ -113,6 +113,7 @@ def test_the_package_runs_as_a_module() -> None:
         (["chat", "--system", "\udcff"], "--system is not valid UTF-8"),
         (["bench", "--workloads", "W1,W9"], "There is no workload W9; known are W1"),
         (["bench", "--workloads", ","], "--workloads names none"),
+        (["bench", "--kv-disk", "here"], "would make cold runs warm"),
         (["bench", "--counters", "--quick"], "--counters always counts everything once"),
         (["doctor", "--threads", "0"], "threads: Input should be greater than or equal to 1"),
     ],

@@ -3,8 +3,11 @@
 Invariant: a cold run finds nothing in the cache, because the cache is cleared before it.
 """
 
+import os
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from chatpage.bench.workloads import NUM_SAMPLES, Prompts, Sizes
 from chatpage.engine.core import Engine
@@ -127,8 +130,43 @@ class ChatpageRunner:
         self._engine.step()
         return numbers
 
+    def _w8(self, seed: str) -> Numbers:
+        prompt = self._prompts.chat(seed, self._sizes.fork)
+        turn = self._prompts.turn("And what came after that?", self._sizes.next_turn)
+        with tempfile.TemporaryDirectory(prefix="chatpage-bench-") as name:
+            first = self._fresh_engine(Path(name))
+            cold = Watch(first, [prompt], _greedy(1))
+            first.close(save_s=60.0)
+            _drop_from_memory(Path(name))
+            second = self._fresh_engine(Path(name))
+            watch = Watch(second, [[*prompt, *turn]], _greedy(1))
+            second.close(save_s=0.0)
+        return {
+            "first token ms": watch.ttft_s * 1e3,
+            "cold first token ms": cold.ttft_s * 1e3,
+            "computed tokens": watch.computed_prompt_tokens,
+        }
+
+    def _fresh_engine(self, kv_disk: Path) -> Engine:
+        """Make an engine with nothing in memory, as after a restart whose model is loaded."""
+        info = self._engine.info()
+        num_blocks = (self._sizes.fork + 2 * self._sizes.next_turn) // info.block_size + 8
+        changes = {"kv_disk": kv_disk, "kv_memory": num_blocks * info.bytes_per_block}
+        return Engine(self._engine.config.model_copy(update=changes), self._engine.model)
+
     def _watch(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Watch:
         return Watch(self._engine, prompts, params)
+
+
+def _drop_from_memory(folder: Path) -> None:
+    """Let the machine forget what it keeps of the files, so that they are read from the disk, as after a reboot."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
 
 def _wall(state: str, watch: Watch) -> Numbers:

@@ -111,7 +111,7 @@ def render_counters(counters: Sequence[Counter]) -> Table:
 
 
 def _check_room(engine: Engine, sizes: Sizes, names: Sequence[str]) -> None:
-    longest = sizes.fork if "W7" in names else max(sizes.prompt, sizes.system, sizes.decode_in + sizes.decode_out)
+    longest = sizes.fork if {"W7", "W8"} & set(names) else max(sizes.prompt, sizes.system, sizes.decode_in + sizes.decode_out)
     if longest + _ROOM > engine.max_model_len:
         raise ContextLengthError(
             f"The longest workload needs {longest + _ROOM} tokens, the engine takes {engine.max_model_len}: "

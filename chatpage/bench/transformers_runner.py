@@ -134,6 +134,13 @@ class TransformersRunner:
         seconds = time.perf_counter() - started
         return {"fork us": seconds * 1e6, "copied bytes": float(_num_bytes(branch))}
 
+    def _w8(self, seed: str) -> Numbers:
+        prompt = self._prompts.chat(seed, self._sizes.fork) + self._prompts.turn(
+            "And what came after that?", self._sizes.next_turn
+        )
+        milliseconds = self._generate([prompt], 1).ttft_s * 1e3
+        return {"first token ms": milliseconds, "cold first token ms": milliseconds, "computed tokens": len(prompt)}
+
     def _prefill(self, prompt: Sequence[int]) -> "DynamicCache":
         from transformers import DynamicCache
 

@@ -1,4 +1,4 @@
-"""The workloads W1 to W7, as exact token ids.
+"""The workloads W1 to W8, as exact token ids.
 
 Invariant: every runner gets the same ids, and each repetition gets ids that share nothing with the ones before, so "cold" is
 cold everywhere.
@@ -6,7 +6,7 @@ cold everywhere.
     W1 decode, one stream: 300 in, 128 out          W4 8 samples of a 1,500-token prompt, 64 out each (cold, warm)
     W2 prefill: 1,500 tokens, cold                   W5 8 chats on one 1,000-token system prompt, 64 out (cold, warm)
     W3 next turn: 1,500 cached + 28 new, first token W6 regenerate one reply at 1,500 tokens: first token, tokens computed
-    W7 fork a 4,000-token conversation: bytes copied, microseconds
+    W7 fork a 4,000-token conversation: bytes copied, microseconds      W8 restart, then continue at 4,000 tokens: first token
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ TITLES = {
     "W5": "8 chats on one system prompt",
     "W6": "regenerate, first token",
     "W7": "fork a long conversation",
+    "W8": "restart, then continue a long conversation",
 }
 NUM_SAMPLES = 8
 _QUESTIONS = (

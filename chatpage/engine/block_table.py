@@ -58,6 +58,11 @@ class BlockTable:
         return self._is_freed
 
     @property
+    def is_findable(self) -> bool:
+        """Whether what is committed from now on can be found by others; not after the tree forgot our root."""
+        return self._parent.is_attached
+
+    @property
     def block_ids(self) -> tuple[BlockId, ...]:
         return tuple(self._block_ids)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chatpage.engine.core import Engine
 
 Load = Callable[[EngineConfig | None], "Engine"]
-METHODS = frozenset({"add_request", "fork", "abort", "prefix_cost", "pin", "unpin", "stats", "block_map"})
+METHODS = frozenset({"add_request", "fork", "abort", "prefix_cost", "prefix_blocks", "pin", "unpin", "stats", "block_map"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ def _main(pipe: Connection, load: Load, config: EngineConfig | None) -> None:
     pipe.send(Loaded(engine.info()))
     try:
         _serve(engine, pipe)
+        engine.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:  # noqa: BLE001 - every reader and caller is told by the parent

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from chatpage.engine.accounting import BlockInfo
-from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixBlocks, PrefixCost
 from chatpage.events import Event, RequestId
 from chatpage.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from chatpage.engine.core import PinId
 
-__all__ = ["BlockInfo", "EngineClient", "EngineInfo", "EngineStats", "PrefixCost"]
+__all__ = ["BlockInfo", "EngineClient", "EngineInfo", "EngineStats", "PrefixBlocks", "PrefixCost"]
 
 
 class EngineClient(Protocol):
@@ -56,6 +56,8 @@ class EngineClient(Protocol):
     def stream(self, request_id: RequestId) -> AsyncGenerator[Event, None]: ...
 
     async def prefix_cost(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixCost: ...
+
+    async def prefix_blocks(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixBlocks: ...
 
     async def pin(self, token_ids: Sequence[int], *, cache_salt: str = "") -> "PinId": ...
 

@@ -29,10 +29,11 @@ from chatpage.engine.block_pool import BlockPool
 from chatpage.engine.block_table import BlockTable
 from chatpage.engine.executor import Executor
 from chatpage.engine.kv_cache import KvCache
+from chatpage.engine.kv_disk.disk import SAVE_S, open_kv_disk
 from chatpage.engine.models.loading import LoadedModel, load_model
 from chatpage.engine.prefix_tree import PrefixTree, RootKey
 from chatpage.engine.sequence import Request
-from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixBlocks, PrefixCost
 from chatpage.errors import ContextLengthError, InvalidParameterError, InvalidRequestError, UnknownRequestError
 from chatpage.events import Event, RequestFailed, RequestFinished, RequestId
 from chatpage.sampling_params import MAX_SEED, SamplingParams
@@ -53,6 +54,7 @@ class Engine:
         self._kv_cache = KvCache.for_model(model, config)
         self._pool = BlockPool(self._kv_cache.num_blocks, config.block_size)
         self._tree = PrefixTree(self._pool)
+        self._disk = open_kv_disk(config, self._kv_cache, self._pool, self._tree)
         self.max_model_len = min(
             self._runner.max_model_len, config.max_model_len or self._runner.max_model_len, self._num_pool_tokens
         )
@@ -66,6 +68,7 @@ class Engine:
             max_model_len=self.max_model_len,
             kept_tips=config.kept_tips,
             on_end=self._remember,
+            disk=self._disk,
         )
         self._ended: OrderedDict[RequestId, tuple[RootKey, list[list[int]]]] = OrderedDict()
         self._unread: dict[RequestId, list[Event]] = {}  # met while the stream of another request was read
@@ -83,6 +86,16 @@ class Engine:
         """
         config = config or EngineConfig.load()
         return cls(config, load_model(config))
+
+    def close(self, *, save_s: float = SAVE_S) -> None:
+        """End all requests without a word; save what `kv_disk` keeps, most recently used first, for at most `save_s` seconds.
+
+        Nothing but `stats` may be asked of the engine afterwards. Closing twice is fine.
+        """
+        for request in list(self._executor.requests.values()):
+            self._executor.abort(request, None)
+        if self._disk is not None:
+            self._disk.close(limit_s=save_s)
 
     def info(self) -> EngineInfo:
         """Describe the engine; only `backend` may change, when a better one becomes ready."""
@@ -238,8 +251,19 @@ class Engine:
         prompt = self._check_prompt(token_ids)
         root = self._root(cache_salt)
         limit = len(prompt) if self._executor.has_tip(root, prompt) else len(prompt) - 1
-        match = self._tree.match(root, prompt, limit)
-        return PrefixCost(len(prompt), match.num_tokens, len(prompt) - match.num_tokens, len(match.block_ids))
+        cached = self._tree.match(root, prompt, limit).num_tokens
+        if self._disk is not None:
+            cached = max(cached, min(limit, self._disk.num_loadable_tokens(root, prompt)))
+        return PrefixCost(len(prompt), cached, len(prompt) - cached, -(-cached // self._pool.block_size))
+
+    def prefix_blocks(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixBlocks:
+        """Say which blocks hold the cached beginning of these tokens now. Looking is no use: nothing is kept longer for it.
+
+        Raises:
+            InvalidRequestError: There are no tokens, or ids outside the vocabulary.
+        """
+        match = self._tree.match(self._root(cache_salt), self._check_tokens(token_ids))
+        return PrefixBlocks(match.block_ids, match.num_tokens)
 
     def pin(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PinId:
         """Keep the blocks of a computed prefix from being evicted until `unpin`.
@@ -271,7 +295,7 @@ class Engine:
         self._pins.pop(pin_id).free()
 
     def clear_cache(self) -> None:
-        """Forget every cached prefix that nobody holds, and every kept tip."""
+        """Forget every cached prefix that nobody holds, and every kept tip; what lies on disk stays there."""
         self._tree.clear()
         self._executor.clear_tips()
 
@@ -303,6 +327,7 @@ class Engine:
             step_seconds=counters.step_seconds,
             last_step_seconds=counters.last_step_seconds,
             memory=self.memory(),
+            disk=None if self._disk is None else self._disk.stats(),
         )
 
     def memory(self) -> MemoryReport:
@@ -341,7 +366,8 @@ class Engine:
         """Every live block table by the name of its holder."""
         running = self._executor.scheduler.running
         tables = {f"{s.request.id}/{s.sample}": s.table for s in running if s.table is not None}
-        return tables | {f"pin/{pin_id}": table for pin_id, table in self._pins.items()}
+        tables |= {f"pin/{pin_id}": table for pin_id, table in self._pins.items()}
+        return tables if self._disk is None else tables | self._disk.tables
 
     def _remember(self, request: Request) -> None:
         """Keep the token ids of an ended request for a while, so that it can be forked."""
@@ -372,6 +398,16 @@ class Engine:
         return RootKey(self._runner.model_id, cache_salt)
 
     def _check_prompt(self, token_ids: Sequence[int]) -> list[int]:
+        prompt = self._check_tokens(token_ids)
+        if len(prompt) >= self.max_model_len:
+            raise ContextLengthError(
+                f"The prompt has {len(prompt)} tokens; at most {self.max_model_len - 1} leave room for an answer "
+                f"(model: {self._runner.max_model_len}, KV cache: {self._num_pool_tokens}). "
+                "Shorten it, or raise --max-model-len or --kv-memory."
+            )
+        return prompt
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> list[int]:
         if isinstance(token_ids, str | bytes | bytearray):
             raise InvalidRequestError(
                 "The prompt must be token ids, not text or bytes; encode it with `engine.tokenizer` first."
@@ -386,12 +422,6 @@ class Engine:
         if low < 0 or high >= self._runner.vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequestError(f"Token id {wrong} is outside the vocabulary of {self._runner.vocab_size} tokens.")
-        if len(prompt) >= self.max_model_len:
-            raise ContextLengthError(
-                f"The prompt has {len(prompt)} tokens; at most {self.max_model_len - 1} leave room for an answer "
-                f"(model: {self._runner.max_model_len}, KV cache: {self._num_pool_tokens}). "
-                "Shorten it, or raise --max-model-len or --kv-memory."
-            )
         return prompt
 
     def _check_params(self, params: SamplingParams) -> None:

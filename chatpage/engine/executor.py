@@ -14,6 +14,7 @@ from chatpage.engine.batch import BatchRow, build_batch
 from chatpage.engine.block_pool import BlockPool
 from chatpage.engine.detokenizer import Detokenizer
 from chatpage.engine.kv_cache import KvCache
+from chatpage.engine.kv_disk.disk import KvDisk
 from chatpage.engine.models.loading import LoadedModel
 from chatpage.engine.prefix_tree import PrefixTree, RootKey
 from chatpage.engine.sample_stream import Ending, SampleStream
@@ -42,6 +43,7 @@ class Executor:
     Args:
         max_model_len: Tokens after which a sequence ends with reason length.
         on_end: Called with each request that ended, whatever the reason.
+        disk: Where KV outlives the process; None if it does not.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Executor:
         max_model_len: int,
         kept_tips: int,
         on_end: Callable[[Request], None],
+        disk: KvDisk | None = None,
     ) -> None:
         self._model = model
         self._runner = model.runner
@@ -63,6 +66,7 @@ class Executor:
         self._pool = pool
         self._max_model_len = max_model_len
         self._on_end = on_end
+        self._disk = disk
         self._tips = TipCache(kept_tips)
         self.scheduler = Scheduler(
             pool,
@@ -70,6 +74,7 @@ class Executor:
             max_batched_tokens=max_batched_tokens,
             max_num_seqs=max_num_seqs,
             has_tip=lambda sequence: self._tips.has(sequence.request.root, sequence.token_ids),
+            loads=disk,
         )
         self.requests: dict[RequestId, Request] = {}
         self.counters = StepCounters()
@@ -81,6 +86,8 @@ class Executor:
         for sequence in request.sequences:
             self._open_stream(sequence)
         self.scheduler.add(request)
+        if self._disk is not None:
+            self._disk.add(request)
 
     def abort(self, request: Request, sample: int | None) -> None:
         """End one sample, or all of them, now; events follow in the next step."""
@@ -98,16 +105,21 @@ class Executor:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._events)
+        return self.scheduler.has_work or bool(self._events) or (self._disk is not None and self._disk.has_work)
 
     def step(self) -> list[Event]:
         """Compute one batch and return everything that happened since the last call, aborts included."""
+        if self._disk is not None:
+            num_spare = self._pool.num_available - self.scheduler.num_promised_blocks
+            self._disk.advance(is_busy=bool(self.scheduler.running), num_spare=num_spare)
         plan = self.scheduler.schedule()
         self._announce(plan.admitted)
         for sequence in plan.starved:
             self._starve(sequence)
         if plan.scheduled or plan.ready:
             self._run(plan)
+        elif self._disk is not None and not self._events:
+            self._disk.wait()
         events, self._events = self._events, []
         return events
 
@@ -123,7 +135,10 @@ class Executor:
             return
         self.scheduler.complete(plan)
         num_generated = self._sample(sampling, logits) if sampling else 0
-        self.counters.record_step(plan, num_generated, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.counters.record_step(plan, num_generated, seconds)
+        if self._disk is not None:
+            self._disk.note_step(plan.num_tokens, seconds)
 
     def _compute_logits(self, plan: StepPlan) -> torch.Tensor:
         """Run copies and model; return `[num_sampling, vocab_size]` float32: scheduled rows first, then kept tips."""
@@ -231,6 +246,8 @@ class Executor:
         for sequence in request.sequences:
             self._streams.pop(sequence, None)
         del self.requests[request.id]
+        if self._disk is not None:
+            self._disk.end(request)
         self._on_end(request)
 
     def _announce(self, admitted: SequenceOf[Sequence]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from chatpage.engine.batch import Batch
@@ -108,6 +110,7 @@ class KvCache:
         self.specs = tuple(specs)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.dtype = dtype
         self.device = device
         self.backend = backend or backend_for(specs, dtype, device)
         self.bytes_per_block = bytes_per_block(specs, block_size, dtype)
@@ -120,6 +123,8 @@ class KvCache:
             for spec in specs
         )
         self._tensors = [tensor for layer in self.layers for tensor in layer]
+        # The bytes of every tensor, uint8 [num_blocks, bytes of a block in it].
+        self._byte_rows = [tensor.view(num_blocks, -1).view(torch.uint8) for tensor in self._tensors]
         for tensor in self._tensors:
             huge_pages.advise(tensor)
         self._num_touched = 0  # blocks from here on were never written
@@ -158,6 +163,49 @@ class KvCache:
         """Run copy-on-write copies in every layer; none of the destinations is a source."""
         table = torch.tensor([(copy.src, copy.dst, copy.num_rows) for copy in copies], dtype=torch.int64).view(-1, 3)
         self.backend.copy_blocks(self._tensors, table.to(self.device))
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of a block mean: the arrangement of the backend in use, the type, and the shapes of all layers."""
+        shapes = ",".join(f"{spec.num_kv_heads}x{spec.head_dim}+{spec.value_dim}" for spec in self.specs)
+        return f"{self.backend.name} {self.dtype} {self.block_size} {shapes}"
+
+    def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Return copies of whole blocks, uint8 `[num_blocks, bytes_per_block]`.
+
+        A row is the keys and the values of each layer in turn.
+        """
+        rows = np.empty((len(block_ids), self.bytes_per_block), dtype=np.uint8)
+        start = 0
+        for tensor in self._byte_rows:
+            stop = start + tensor.shape[1]
+            if self.device.type == "cpu":
+                source = tensor.numpy()
+                for row, block_id in zip(rows, block_ids, strict=True):  # small copies: waking threads would take longer
+                    row[start:stop] = source[block_id]
+            else:
+                rows[:, start:stop] = tensor[list(block_ids)].cpu().numpy()
+            start = stop
+        return rows
+
+    def write_blocks(self, block_ids: Sequence[int], rows: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Fill whole blocks with rows that `read_blocks` returned under the same `layout`."""
+        assert all(row.shape == (self.bytes_per_block,) for row in rows), f"a row is not of {self.bytes_per_block} bytes"
+        start = 0
+        for tensor in self._byte_rows:
+            stop = start + tensor.shape[1]
+            if self.device.type == "cpu":
+                target = tensor.numpy()
+                for block_id, row in zip(block_ids, rows, strict=True):
+                    target[block_id] = row[start:stop]
+            else:
+                tensor[list(block_ids)] = torch.from_numpy(np.stack([row[start:stop] for row in rows])).to(self.device)
+            start = stop
+        self._num_touched = max(self._num_touched, max(block_ids) + 1)
+
+    def clear_block(self, block_id: int) -> None:
+        """Fill a block with zeros."""
+        self.write_blocks([block_id], [np.zeros(self.bytes_per_block, dtype=np.uint8)])
 
     def poison(self) -> None:
         """Fill everything with NaN, so that a test sees any read of a row that nobody wrote."""

@@ -22,7 +22,7 @@ from chatpage.config import EngineConfig
 from chatpage.engine.accounting import BlockInfo
 from chatpage.engine.core import Engine, PinId
 from chatpage.engine.mailbox import Mailbox
-from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixBlocks, PrefixCost
 from chatpage.errors import EngineDeadError, OverloadedError
 from chatpage.events import Event, RequestFailed, RequestFinished, RequestId
 from chatpage.sampling_params import SamplingParams
@@ -175,6 +175,10 @@ class AsyncEngine:
         """As `Engine.prefix_cost`."""
         return await self._call(lambda engine: engine.prefix_cost(token_ids, cache_salt=cache_salt))
 
+    async def prefix_blocks(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixBlocks:
+        """As `Engine.prefix_blocks`."""
+        return await self._call(lambda engine: engine.prefix_blocks(token_ids, cache_salt=cache_salt))
+
     async def pin(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PinId:
         """As `Engine.pin`."""
         return await self._call(lambda engine: engine.pin(token_ids, cache_salt=cache_salt))
@@ -250,6 +254,8 @@ class AsyncEngine:
         except BaseException as error:  # noqa: BLE001 - every reader and caller is told below
             death = error
         self._die(death)
+        if isinstance(death, EngineDeadError):  # it was closed, so its memory is whole and worth saving
+            engine.close()
 
     def _obey(self, engine: Engine) -> bool:
         """Run every waiting command; block for one when there is nothing else to do. False: time to stop."""

@@ -26,7 +26,7 @@ from chatpage.config import EngineConfig
 from chatpage.engine.accounting import BlockInfo
 from chatpage.engine.child import Command, Died, Load, Loaded, Report, load_engine, main
 from chatpage.engine.mailbox import Mailbox
-from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixBlocks, PrefixCost
 from chatpage.errors import ChatpageError, EngineDeadError, InvalidRequestError, OverloadedError
 from chatpage.events import RequestFailed, RequestFinished, RequestId
 from chatpage.sampling_params import SamplingParams
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from chatpage.events import Event
 
 MAX_CALLS = 4096  # that wait for an answer
-CLOSE_S = 5.0  # that a child has to finish its step
+CLOSE_S = 10.0  # that a child has to finish its step and to save KV, which takes at most half of it
 MAX_RESTART_PAUSE_S = 30.0
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,11 @@ class ProcessEngine:
         """As `AsyncEngine.prefix_cost`."""
         cost: PrefixCost = await self._call("prefix_cost", token_ids, cache_salt=cache_salt)
         return cost
+
+    async def prefix_blocks(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixBlocks:
+        """As `AsyncEngine.prefix_blocks`."""
+        found: PrefixBlocks = await self._call("prefix_blocks", token_ids, cache_salt=cache_salt)
+        return found
 
     async def pin(self, token_ids: Sequence[int], *, cache_salt: str = "") -> "PinId":
         """As `AsyncEngine.pin`. Pins end with the child."""
@@ -383,3 +388,4 @@ async def keep_alive(engine: ProcessEngine) -> None:
         await asyncio.sleep(pause)
         with contextlib.suppress(ChatpageError):  # it was logged; the next round tries again
             await engine.restart()
+            logger.info("The engine process was started again.")

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Protocol
 
 from chatpage.engine.block_pool import BlockCopy, BlockPool
 from chatpage.engine.block_table import BlockTable
 from chatpage.engine.prefix_tree import PrefixTree
 from chatpage.engine.sequence import Request, Sequence, SequenceStatus
+from chatpage.events import RequestId
 
 # Beside running streams a long prompt gets this share of the budget, so that streams stay smooth while it enters.
 PREFILL_SHARE_BESIDE_STREAMS = 0.25
@@ -58,11 +60,25 @@ class StepPlan:
         return sum(scheduled.num_tokens for scheduled in self.scheduled)
 
 
+class Loads(Protocol):
+    """Requests whose first blocks are on their way from elsewhere, and the blocks that hold what has arrived."""
+
+    @property
+    def has_loads(self) -> bool: ...
+
+    def is_loading(self, request_id: RequestId) -> bool:
+        """Whether the request must wait."""
+
+    def give_up(self) -> bool:
+        """Let go of the blocks of a load; False if none has any."""
+
+
 class Scheduler:
     """Owns the waiting and running sequences and is the only one that moves them.
 
     Args:
         has_tip: Whether the logits after a sequence's last token were kept, so that nothing of it must be computed again.
+        loads: What is on its way from disk; None if there is none.
     """
 
     def __init__(
@@ -73,12 +89,14 @@ class Scheduler:
         max_batched_tokens: int,
         max_num_seqs: int,
         has_tip: Callable[[Sequence], bool],
+        loads: Loads | None = None,
     ) -> None:
         self._pool = pool
         self._tree = tree
         self._max_batched_tokens = max_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._has_tip = has_tip
+        self._loads = loads
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.step_number = 0
@@ -87,6 +105,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """Blocks that the known tokens of running sequences, and one more of each, still take."""
+        return sum(_blocks_to_go(sequence) for sequence in self.running)
 
     def add(self, request: Request) -> None:
         """Queue a new request behind the older ones; its first sequence leads."""
@@ -136,7 +159,7 @@ class Scheduler:
         admitted: list[Sequence] = []
         if self.num_preemptions == preempted_before and not starved:
             admitted = self._admit(tuple(candidates))
-            if not self.running and self.waiting and not admitted:
+            if not self.running and self.waiting and not admitted and not (self._loads and self._loads.has_loads):
                 starved.append(self.waiting[0])
         for sequence in admitted:
             tokens = min(sequence.num_tokens_to_compute, shares.get(sequence, 0))
@@ -168,12 +191,14 @@ class Scheduler:
     def _find_candidates(self) -> dict[Sequence, int]:
         """Waiting sequences that may enter now, oldest first, with the tokens they must compute.
 
-        One that a running neighbour computes for is passed over.
+        One that a running neighbour computes for, or whose blocks come from disk, is passed over.
         """
         candidates: dict[Sequence, int] = {}
         slots = self._max_num_seqs - sum(_num_slots(sequence) for sequence in self.running)
         tokens = self._max_batched_tokens - len(self.running)
         for sequence in self.waiting:
+            if self._loads and self._loads.is_loading(sequence.request.id):
+                continue
             slots -= _num_slots(sequence)
             if slots < 0 or tokens <= 0:
                 break
@@ -235,6 +260,8 @@ class Scheduler:
         """Preempt from the youngest on until `sequence` can take its blocks; False if it was preempted or nobody is left."""
         assert sequence.table is not None
         while sequence.table.blocks_needed(sequence.num_computed_tokens + num_tokens) > self._pool.num_available:
+            if self._loads and self._loads.give_up():
+                continue
             victim = max(self.running, key=lambda s: s.age)
             if victim is sequence:
                 if len(self.running) == 1:
@@ -258,7 +285,7 @@ class Scheduler:
     def _admit(self, candidates: Iterable[Sequence]) -> list[Sequence]:
         """Let candidates in, oldest first, while all their known tokens fit beside what running prompts still need."""
         admitted: list[Sequence] = []
-        promised = sum(_blocks_to_go(sequence) for sequence in self.running)
+        promised = self.num_promised_blocks
         for sequence in candidates:
             table = BlockTable(self._pool, self._tree, sequence.request.root)
             # All hits are held before anything is allocated, else allocating could evict them.

@@ -6,6 +6,8 @@ Invariant: counters count tokens and rows exactly; nothing here is sampled or es
 from dataclasses import dataclass
 
 from chatpage.engine.accounting import MemoryReport
+from chatpage.engine.block_pool import BlockId
+from chatpage.engine.kv_disk.stats import KvDiskStats
 from chatpage.engine.scheduler import StepPlan
 
 
@@ -50,6 +52,17 @@ class PrefixCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixBlocks:
+    """Where the cached beginning of some tokens lies: block i holds the tokens `[i * block_size, (i + 1) * block_size)`.
+
+    The last one may hold fewer of them: `num_tokens` are there in all.
+    """
+
+    block_ids: tuple[BlockId, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot: totals since the engine started, queues and memory as they are now."""
 
@@ -67,6 +80,7 @@ class EngineStats:
     step_seconds: float
     last_step_seconds: float
     memory: MemoryReport
+    disk: KvDiskStats | None = None  # None if KV does not outlive the process
 
 
 @dataclass(slots=True)

@@ -34,6 +34,13 @@ _COUNTED = {  # field of `EngineStats`: what it means
     "num_block_copies": ("block_copies", "Blocks that were copied on write."),
     "copied_bytes": ("copied_bytes", "Bytes of those copies."),
 }
+_COUNTED_ON_DISK = {  # field of `KvDiskStats`: likewise
+    "saved_blocks": ("saved_blocks", "Blocks that were saved to disk."),
+    "loaded_blocks": ("loaded_blocks", "Blocks that were loaded from disk."),
+    "loaded_tokens": ("loaded_tokens", "Tokens in them: so many were not computed again."),
+    "damaged_files": ("damaged_files", "Files that were found damaged, and removed."),
+    "evicted_blocks": ("evicted_blocks", "Blocks that were removed to stay under the limit."),
+}
 
 
 class Metrics:
@@ -110,6 +117,14 @@ def _of_engine(stats: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("chatpage_blocks_shared", "Blocks that several sequences hold.", memory.blocks_shared)
     yield GaugeMetricFamily("chatpage_rows_held", "Tokens whose keys and values are held.", memory.rows_held)
     yield GaugeMetricFamily("chatpage_rows_without_sharing", "The same if nothing were shared.", memory.rows_without_sharing)
+    if disk := stats.disk:
+        yield GaugeMetricFamily("chatpage_kv_disk_blocks", "Blocks on disk.", disk.blocks)
+        yield GaugeMetricFamily("chatpage_kv_disk_bytes", "Bytes on disk.", disk.bytes)
+        yield GaugeMetricFamily(
+            "chatpage_kv_disk_saving", "1 while blocks are saved, 0 after an error of the disk.", int(disk.is_saving)
+        )
+        for field, (name, text) in _COUNTED_ON_DISK.items():
+            yield CounterMetricFamily(f"chatpage_kv_disk_{name}", text, getattr(disk, field))
 
 
 def _share(stats: EngineStats) -> float:

@@ -83,6 +83,8 @@ def test_every_workload_runs_on_both_and_is_written_down(tmp_path: Path) -> None
     assert 290 <= ours["W5"]["cold computed tokens"][0] <= 100 + 8 * 25  # some questions begin with the same letters
     assert ours["W7"]["copied bytes"] == [0]
     assert theirs["W7"]["copied bytes"] == [400 * 2 * 2 * 2 * 16 * 4]
+    assert ours["W8"]["computed tokens"] == [28]
+    assert theirs["W8"]["computed tokens"] == [428]
     assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["times"] == results
     assert "W5 8 chats on one system prompt" in _text(console)
 

@@ -47,7 +47,7 @@ def test_a_turn_is_the_end_of_a_prompt() -> None:
 def test_names_are_read_in_the_order_of_the_workloads() -> None:
     assert parse_names("w4, W1,W4") == ("W1", "W4")
     assert parse_names(",".join(TITLES)) == tuple(TITLES)
-    for wrong in ("W8", "", "W1 W2"):
+    for wrong in ("W9", "", "W1 W2"):
         with pytest.raises(InvalidParameterError, match="known are W1, W2"):
             parse_names(wrong)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from chatpage.config import EngineConfig
 from chatpage.engine.accounting import BlockInfo, MemoryReport
-from chatpage.engine.stats import EngineInfo, EngineStats, PrefixCost
+from chatpage.engine.stats import EngineInfo, EngineStats, PrefixBlocks, PrefixCost
 from chatpage.errors import InvalidRequestError, UnknownRequestError
 from chatpage.events import (
     Event,
@@ -40,6 +40,9 @@ class ScriptedEngine:
         self._num_steps = 0
         self._running: dict[RequestId, tuple[int, SamplingParams, dict[int, str]]] = {}
         self._events: list[Event] = []
+
+    def close(self) -> None:
+        self._running.clear()
 
     def info(self) -> EngineInfo:
         return EngineInfo(
@@ -111,6 +114,9 @@ class ScriptedEngine:
 
     def prefix_cost(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixCost:
         return PrefixCost(len(token_ids), 0, len(token_ids), 0)
+
+    def prefix_blocks(self, token_ids: Sequence[int], *, cache_salt: str = "") -> PrefixBlocks:
+        return PrefixBlocks((), 0)
 
     def pin(self, token_ids: Sequence[int], *, cache_salt: str = "") -> int:
         return 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from chatpage.engine.core import Engine
+from chatpage.engine.stats import PrefixBlocks
 from chatpage.errors import ContextLengthError, InvalidParameterError, InvalidRequestError, UnknownRequestError
 from chatpage.events import FinishReason, RequestFailed, RequestFinished, RequestId, RequestStarted, SampleFinished, TokenDelta
 from chatpage.sampling_params import SamplingParams
@@ -219,6 +220,26 @@ def test_the_cost_of_a_prompt_is_told_before_and_true(engine: Engine) -> None:
     request_id = engine.add_request(prompt, greedy(max_tokens=1))
     usage = finished(run_all(engine), request_id).usage
     assert (cost.cached_tokens, cost.tokens_to_compute) == (usage.cached_tokens, usage.computed_prompt_tokens) == (30, 3)
+
+
+def test_the_blocks_of_a_prefix_are_found_and_no_longer_kept_for_it(engine: Engine) -> None:
+    """A page that shows who shares what looks again and again; that must not keep what it looks at from being evicted."""
+    generate(engine, PROMPT, greedy(max_tokens=1), cache_salt="ada")
+    size = engine.config.block_size
+    found = engine.prefix_blocks([*PROMPT, 5, 6], cache_salt="ada")
+    assert found.num_tokens == len(PROMPT)
+    assert len(found.block_ids) == -(-len(PROMPT) // size)
+    fork = engine.prefix_blocks([*PROMPT[:30], 5, 6], cache_salt="ada")
+    assert fork.num_tokens == 30
+    assert fork.block_ids == found.block_ids[: -(-30 // size)]
+    assert engine.prefix_blocks(PROMPT, cache_salt="bob") == PrefixBlocks((), 0)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        engine.prefix_blocks([])
+    for i in range(20):
+        engine.prefix_blocks(PROMPT, cache_salt="ada")
+        generate(engine, [i + 3] * 300, greedy(max_tokens=1))
+    assert engine.prefix_blocks(PROMPT, cache_salt="ada").num_tokens == 0
+    assert engine.prefix_blocks([1] * (engine.max_model_len + 1)).num_tokens == 0, "a path may be as long as it likes"
 
 
 def test_pinned_prefixes_outlive_pressure(engine: Engine) -> None:

@@ -48,6 +48,35 @@ def test_no_copies_are_fine() -> None:
     _cache().copy([])
 
 
+def test_blocks_leave_and_come_back_byte_for_byte() -> None:
+    cache = _cache()
+    for layer in cache.layers:
+        for tensor in layer:
+            tensor.copy_(torch.randn_like(tensor))
+    before = [tensor.clone() for layer in cache.layers for tensor in layer]
+    rows = cache.read_blocks([5, 2])
+    assert rows.shape == (2, cache.bytes_per_block)
+    cache.write_blocks([1, 5], list(rows))
+    cache.clear_block(3)
+    for old, new in zip(before, (tensor for layer in cache.layers for tensor in layer), strict=True):
+        assert torch.equal(new[1], old[5])
+        assert torch.equal(new[5], old[2])
+        assert not new[3].any()
+        assert all(torch.equal(new[i], old[i]) for i in (0, 2, 4))
+
+
+def test_a_block_that_came_from_elsewhere_is_converted_with_the_others() -> None:
+    """Loaded blocks were never written by a step, and would have kept the layout of the backend before."""
+    converted: list[int] = []
+    better = replace(reference_backend(), name="better", convert_cache=lambda keys, _: converted.append(keys.shape[0]))
+    cache = _cache(replace(reference_backend(), successor=lambda: better))
+    cache.write_blocks([4], list(cache.read_blocks([0])))
+    layout = cache.layout
+    cache.begin_step(build_batch([BatchRow([1], 0, [0], [0], wants_logits=True)], CPU))
+    assert converted == [5, 5]
+    assert cache.layout != layout
+
+
 @pytest.fixture
 def ten_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "available_memory", lambda device: 10 * GIB)

@@ -95,6 +95,7 @@ def test_fork_pin_and_cost_work_from_asyncio() -> None:
         assert len(await read(running, child)) == 1
         pin = await running.pin(PROMPT)
         assert (await running.prefix_cost(PROMPT)).tokens_to_compute == 0
+        assert (await running.prefix_blocks(PROMPT)).num_tokens == len(PROMPT)
         assert sum(block.ref_count for block in await running.block_map()) == -(-len(PROMPT) // 4)
         await running.unpin(pin)
         await running.abort(child)

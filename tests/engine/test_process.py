@@ -84,6 +84,7 @@ def test_answers_are_those_of_an_engine_in_this_process_through_every_method() -
         assert len(await read(engine, child)) == 1
         assert (await engine.prefix_cost(PROMPT, cache_salt="a")).tokens_to_compute == 0
         assert (await engine.prefix_cost(PROMPT, cache_salt="b")).cached_tokens == 0
+        assert (await engine.prefix_blocks(PROMPT, cache_salt="a")).num_tokens == len(PROMPT)
         pin = await engine.pin(PROMPT, cache_salt="a")
         assert sum(block.ref_count for block in await engine.block_map()) == -(-len(PROMPT) // 4)
         await engine.unpin(pin)

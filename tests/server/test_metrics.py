@@ -6,7 +6,9 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from chatpage.server import metrics
 from chatpage.server.settings import ServeSettings
+from tests.engine.kv_disk.engines import PROMPT, ask, on_disk, started
 from tests.server.serving import Served, dial, serving, with_server
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -76,3 +78,13 @@ def test_without_an_engine_the_rest_is_served(tmp_path: Path) -> None:
         assert ("chatpage_generated_tokens_total", ()) not in now
 
     with_server(tmp_path, test)
+
+
+def test_what_lies_on_disk_is_counted(tmp_path: Path) -> None:
+    with started(tmp_path) as engine:
+        ask(engine, PROMPT)
+        on_disk(engine)
+        now = {metric.name: metric.samples[0].value for metric in metrics._of_engine(engine.stats())}
+    assert now["chatpage_kv_disk_blocks"] == now["chatpage_kv_disk_saved_blocks"] == 13
+    assert now["chatpage_kv_disk_bytes"] > 13 * 2048
+    assert (now["chatpage_kv_disk_saving"], now["chatpage_kv_disk_damaged_files"]) == (1, 0)

@@ -1,0 +1,154 @@
+"""The thread that writes block files: behind everything else, never waited for by a step.
+
+Invariants: what waits is bounded in bytes; a block with a value that is no number is not written; after the first error of the
+disk nothing more is written, and the error was logged once. Who hands in blocks asks `has_room` first.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chatpage.engine.kv_disk.block_file import encode
+from chatpage.engine.kv_disk.chain import Geometry, Name
+from chatpage.engine.kv_disk.folder import Folder
+
+MAX_WAITING_BYTES = 64 * 2**20
+_NICENESS = 10
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockToWrite:
+    """A copy of a block. `kv` is uint8 `[num_bytes]`, and nobody changes it any more."""
+
+    path: Path
+    geometry: Geometry
+    parent: Name
+    tokens: Sequence[int]
+    kv: npt.NDArray[np.uint8]
+    dtype: torch.dtype
+    used_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A chain that was used: its blocks from the first on, and when."""
+
+    paths: Sequence[Path]
+    used_ns: int
+
+
+class Writer:
+    """Writes what it is given, in order.
+
+    Args:
+        folder: Where to.
+        on_missing: Called on this thread with files that were thought to be there and are not.
+    """
+
+    def __init__(self, folder: Folder, on_missing: Callable[[list[Path]], None]) -> None:
+        self._folder = folder
+        self._on_missing = on_missing
+        self._waiting: deque[BlockToWrite | Use] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._deadline: float | None = None  # set when it is to end
+        self.num_written = 0
+        self.is_failed = False
+        self._thread = threading.Thread(target=self._run, name="chatpage-kv-disk-write", daemon=True)
+        self._thread.start()
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether blocks of so many bytes may be handed in now; a single block always may when nothing waits."""
+        with self._changed:
+            return not self._waiting or self._waiting_bytes + num_bytes <= MAX_WAITING_BYTES
+
+    def write(self, block: BlockToWrite) -> None:
+        """Hand in a block."""
+        self._put(block, block.kv.nbytes)
+
+    def touch(self, use: Use) -> None:
+        """Note the use of a chain, once what was handed in before is written."""
+        self._put(use, 0)
+
+    def wait_for_room(self, timeout: float) -> None:
+        """Wait until something was written, for so many seconds at most."""
+        with self._changed:
+            if self._waiting:
+                self._changed.wait(timeout)
+
+    def flush(self) -> None:
+        """Wait until everything handed in is written, or was given up."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+
+    def close(self, deadline: float) -> None:
+        """Write what waits until `deadline` (of `time.monotonic`), drop the rest, and end the thread."""
+        with self._changed:
+            self._deadline = deadline
+            self._changed.notify_all()
+        # A disk that hangs must not hang the program: the thread is a daemon.
+        self._thread.join(max(0.0, deadline - time.monotonic()) + 1.0)
+
+    def _put(self, work: BlockToWrite | Use, num_bytes: int) -> None:
+        with self._changed:
+            if self.is_failed or self._deadline is not None:
+                return
+            self._waiting.append(work)
+            self._waiting_bytes += num_bytes
+            self._changed.notify_all()
+
+    # -- on the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux has a priority per thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._folder.count()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._deadline is not None)
+                is_late = self._deadline is not None and time.monotonic() >= self._deadline
+                if is_late or not self._waiting:
+                    self._waiting.clear()
+                    self._changed.notify_all()
+                    return
+                work = self._waiting[0]
+            self._do(work)
+            with self._changed:
+                self._waiting.popleft()
+                self._waiting_bytes -= work.kv.nbytes if isinstance(work, BlockToWrite) else 0
+                self._changed.notify_all()
+
+    def _do(self, work: BlockToWrite | Use) -> None:
+        if self.is_failed:
+            return
+        if not isinstance(work, BlockToWrite):
+            if missing := self._folder.touch(work.paths, work.used_ns):
+                self._on_missing(missing)
+            return
+        if self._folder.has(work.path) or not _is_finite(work):
+            return
+        try:
+            parts = encode(work.geometry, work.parent, work.tokens, work.kv.data)
+            if self._folder.write(work.path, parts, work.used_ns):
+                self.num_written += 1
+            else:
+                self._on_missing([work.path])
+        except OSError as error:
+            self.is_failed = True
+            reason = error.strerror or error
+            logger.warning("KV is no longer saved in %s: %s. Everything else goes on.", self._folder.path, reason)
+
+
+def _is_finite(block: BlockToWrite) -> bool:
+    return bool(torch.isfinite(torch.from_numpy(block.kv).view(block.dtype)).all())
