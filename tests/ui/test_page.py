@@ -229,6 +229,9 @@ def test_a_preset_brings_its_system_prompt_and_parameters(visit: Visit) -> None:
     field = visit.page.locator("#cp-param-top_k input[type=number]")
     field.fill("40")
     field.press("Tab")
+    visit.page.get_by_placeholder("name").fill("<a href=x>Not a link</a>")
+    visit.page.get_by_role("button", name="Save", exact=True).click()
+    expect(visit.page.get_by_text("<a href=x>Not a link</a>").first).to_be_visible()  # Gradio shows messages as HTML
     visit.page.get_by_placeholder("name").fill("Pirate")
     visit.page.get_by_role("button", name="Save", exact=True).click()
     expect(visit.page.locator("#cp-preset input")).to_have_value("Pirate")

@@ -26,7 +26,7 @@ def test_eight_versions_come_with_two_clicks_and_one_is_used(visit: Visit) -> No
     texts = [visit.text_of(visit.columns.nth(i)) for i in range(9)]
     assert all(texts)
     assert len(set(texts)) > 1
-    expect(visit.page.locator(".cp-columns-head")).to_contain_text("one prompt for all: 0 computed")
+    expect(visit.page.locator(".cp-columns-head")).to_contain_text("prompt of the last run: 0 computed")
     visit.columns.nth(4).get_by_role("button", name="Use this").click()
     expect(visit.columns).to_have_count(0)
     expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("5/9")
@@ -118,3 +118,13 @@ def test_a_late_answer_to_an_older_click_turns_nothing_back(visit: Visit) -> Non
         ids,
     )
     assert shown == [ids[0], ids[0], ids[2]]
+
+
+def test_a_double_click_is_one_click(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.messages.last.hover()
+    visit.messages.last.get_by_role("button", name="Regenerate", exact=True).dblclick()
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")
+    visit.settle()
+    visit.page.wait_for_timeout(300)
+    expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")

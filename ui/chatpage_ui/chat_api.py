@@ -5,6 +5,7 @@ Invariant: it is the same conversation that the page shows; a client that goes a
 
 import contextlib
 from collections.abc import AsyncGenerator
+from html import escape
 
 import gradio as gr
 from gradio.events import api
@@ -60,9 +61,9 @@ def add_chat_api(session: Session, auth: Auth) -> None:
                     elif isinstance(item, RunDelta):
                         text += "".join(entry[1] for entry in item.d)
                     elif isinstance(item, RunDone) and item.error is not None:
-                        raise gr.Error(item.error.message)
+                        raise gr.Error(escape(item.error.message))
                     yield text, where
         except (ChatpageError, ValueError) as error:
-            raise gr.Error(str(error)) from error
+            raise gr.Error(escape(str(error))) from error
 
     api(chat, api_name="chat")

@@ -4,6 +4,7 @@ Invariant: presets belong to the user of the request; the list is read again whe
 """
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -68,8 +69,8 @@ class Presets:
             else:
                 await self._session.update_preset(user, known.id, system_prompt=system, params=params)
         except (ChatpageError, ValueError) as error:
-            raise gr.Error(str(error), duration=6) from error
-        gr.Info(f"Saved the preset {name.strip()}.", duration=3)
+            raise gr.Error(escape(str(error)), duration=6) from error
+        gr.Info(f"Saved the preset {escape(name.strip())}.", duration=3)  # Gradio shows it as HTML
         return gr.Dropdown(choices=await self._choices(user), value=name.strip())
 
     async def _delete(self, request: gr.Request, name: str) -> list[Any]:
@@ -78,7 +79,7 @@ class Presets:
         if preset is None:
             raise gr.Error("Choose a preset first.", duration=4)
         await self._session.delete_preset(user, PresetId(preset.id))
-        gr.Info(f"Deleted the preset {name}.", duration=3)
+        gr.Info(f"Deleted the preset {escape(name)}.", duration=3)
         return [gr.Dropdown(choices=await self._choices(user), value=NONE), ""]
 
     async def _user(self, request: gr.Request) -> UserId:

@@ -123,8 +123,13 @@ def test_an_image_in_a_link_is_its_description() -> None:
 
 
 def test_links_leave_in_a_new_tab_and_tell_nothing() -> None:
-    html = _html("[x](https://example.org) and www.example.org")
+    html = _html("[x](https://example.org) and https://www.example.org")
     assert html.count('target="_blank" rel="noopener noreferrer nofollow"') == 2
+
+
+def test_words_with_a_dot_are_no_links() -> None:
+    """`readme.md` and `done.It` once led to strangers, because .md and .it are countries."""
+    assert "<a" not in _html("See readme.md and main.py, e.g.it is done.It was me@home.it")
 
 
 @pytest.mark.parametrize(

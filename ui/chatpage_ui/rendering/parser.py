@@ -64,6 +64,9 @@ def is_too_deep(tokens: Sequence[Token]) -> bool:
 def _make() -> MarkdownIt:
     md = MarkdownIt("commonmark", {"maxNesting": MAX_NESTING, "html": False, "linkify": True, "breaks": True})
     md.enable(["table", "strikethrough", "linkify"])
+    # Only what is written as an address is a link: "readme.md" and "done.It" are words.
+    assert md.linkify is not None
+    md.linkify.set({"fuzzy_link": False, "fuzzy_email": False, "fuzzy_ip": False})
     md.disable(["html_block", "html_inline"])
     md.use(latex_plugin)
     md.use(tasklists_plugin)

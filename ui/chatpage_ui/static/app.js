@@ -16,9 +16,11 @@ import { popover } from "./feedback.js";
 import { Renderer } from "./markdown.js";
 import { Params } from "./params.js";
 
+const REPEAT_MS = 400; // within this, the same again is the other half of a double click
 const SHARE_KEPT = 1 / 3; // of a reply, when more like it are asked for
 
 export class App extends EventTarget {
+  #starting = new Map(); // request as JSON -> promise of its run, until it has started
   #opened = null; // {resolve, reject} of the conversation that is being opened
 
   constructor(connection, feedback) {
@@ -68,7 +70,7 @@ export class App extends EventTarget {
     const hash = id === null ? "" : `#c=${id}`;
     if (location.hash !== hash) history.pushState(null, "", hash || location.pathname + location.search);
     if (id === null) {
-      this.params.use(memory.get("params", {}));
+      this.params.useRemembered();
       this.dispatchEvent(new Event("open"));
       return;
     }
@@ -204,9 +206,14 @@ export class App extends EventTarget {
   /** Start a run; with several samples they stand side by side. */
   async run(request) {
     const { conversation } = this;
-    const created = await this.#try(() =>
-      this.connection.ask({ type: "run.create", client_msg_id: newId(), ...this.requestOf(request) }),
-    );
+    const key = JSON.stringify(request);
+    if (this.#starting.has(key)) return this.#starting.get(key); // a double click is one click
+    const message = { type: "run.create", client_msg_id: newId(), ...this.requestOf(request) };
+    const starting = this.#try(() => this.connection.ask(message));
+    this.#starting.set(key, starting);
+    const forget = () => setTimeout(() => this.#starting.delete(key), REPEAT_MS);
+    starting.then(forget, forget);
+    const created = await starting;
     if (conversation === this.conversation) {
       if (created.node_ids.length > 1) this.compareSiblings(created.node_ids[0]);
       else if (this.comparing !== null && created.input_node_id) this.compare(null);
@@ -332,11 +339,12 @@ export class App extends EventTarget {
       this.toast("Forked: the messages and their memory are shared, nothing was copied.");
     };
     const button = (label, body) => h("button", { type: "button", class: "cp-menu-item", onclick: () => fork(body, panel) }, label);
+    const title = `${this.conversation.info?.title || "Conversation"} (fork)`;
     const panel = popover(
       anchor,
       "Fork to a new conversation",
-      button("This path, up to here", { node_id: nodeId }),
-      button("With all branches", {}),
+      button("This path, up to here", { node_id: nodeId, title }),
+      button("With all branches", { title }),
     );
   }
 

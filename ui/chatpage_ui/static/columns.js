@@ -100,7 +100,7 @@ export class ColumnsView {
     const computed = usage?.computed ?? (stored ? stored.prompt_tokens - stored.cached_tokens : null);
     const cached = usage?.cached ?? stored?.cached_tokens ?? null;
     this.saved.hidden = computed === null;
-    if (computed !== null) this.saved.textContent = `one prompt for all: ${count(computed)} computed · ${count(cached)} shared`;
+    if (computed !== null) this.saved.textContent = `prompt of the last run: ${count(computed)} computed · ${count(cached)} shared`;
   }
 
   #showTabs(ids) {
@@ -237,7 +237,7 @@ class Column {
       parts = [
         `${node.num_tokens || sample?.numTokens || 0} tok`,
         Number.isFinite(rate) && rate > 0 ? `${rate.toFixed(0)}/s` : null,
-        Number.isFinite(mean) ? `logprob ${mean.toFixed(2)}` : null,
+        Number.isFinite(mean) ? `mean logprob ${mean.toFixed(2)}` : null,
       ];
     }
     const text = parts.filter(Boolean).join(" · ");

@@ -20,6 +20,8 @@ export class Feedback {
 
   /** Say something for a moment; with an action it stays longer. */
   toast(text, { label, action, isBad = false } = {}) {
+    const same = [...this.toasts.children].find((one) => one.firstChild.textContent === text && !label);
+    same?.remove(); // the newer one takes its place
     const close = () => toast.remove();
     const act = () => {
       close();
@@ -85,7 +87,15 @@ export class Feedback {
 export function popover(anchor, label, ...children) {
   const panel = h("div", { class: "cp-popover", popover: "auto", role: "dialog", "aria-label": label }, ...children);
   anchor.closest(".cp-host").append(panel);
-  panel.addEventListener("toggle", (event) => event.newState === "closed" && (panel.remove(), anchor.focus({ preventScroll: true })));
+  // What the panel belongs to would scroll away from under it.
+  const leave = (event) => panel.contains(event.target) || panel.hidePopover();
+  document.addEventListener("scroll", leave, true);
+  panel.addEventListener("toggle", (event) => {
+    if (event.newState !== "closed") return;
+    document.removeEventListener("scroll", leave, true);
+    panel.remove();
+    anchor.focus({ preventScroll: true });
+  });
   panel.showPopover();
   const place = anchor.getBoundingClientRect();
   const size = panel.getBoundingClientRect();

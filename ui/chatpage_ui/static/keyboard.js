@@ -69,6 +69,7 @@ export function showHelp(app) {
   );
   app.host.append(dialog);
   dialog.showModal();
+  dialog.scrollTop = 0;
 }
 
 /** Return the view that has the focus, else that of the last message. */

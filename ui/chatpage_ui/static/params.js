@@ -8,6 +8,8 @@
 import { debounce, memory } from "./dom.js";
 
 const SAVE_MS = 600;
+// What a new browser begins with: small models write nonsense at a temperature of 1.
+const FIRST = { temperature: 0.7, top_p: 0.95 };
 const PARAMETERS = [
   ["n", 1],
   ["temperature", 1],
@@ -37,7 +39,7 @@ export class Params extends EventTarget {
 
   /** Begin: show what this browser remembers, and listen to the inputs below `host`. */
   mount(host) {
-    this.use(memory.get("params", {}));
+    this.useRemembered();
     write("cp-system", this.#system);
     addEventListener("pagehide", () => this.flush());
     host.addEventListener("input", () => this.#changed());
@@ -48,6 +50,11 @@ export class Params extends EventTarget {
       if (event.target.closest("#cp-neutral")) this.neutral();
       else if (event.target.closest("button")) setTimeout(() => this.#changed(), 50); // a slider's own reset
     });
+  }
+
+  /** Show what this browser used last. */
+  useRemembered() {
+    this.use(memory.get("params", FIRST));
   }
 
   /** Save what is due, before another conversation opens. */

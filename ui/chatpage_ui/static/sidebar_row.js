@@ -144,7 +144,9 @@ export class SidebarRow {
       onkeydown: (event) => {
         event.stopPropagation();
         if (event.isComposing) return;
-        if (event.key === "Enter" || event.key === "Escape") end(event.key === "Enter", true);
+        if (event.key !== "Enter" && event.key !== "Escape") return;
+        event.preventDefault(); // else the key presses what gets the focus next
+        end(event.key === "Enter", true);
       },
     });
     const end = (isKept, hasFocus = false) => {
