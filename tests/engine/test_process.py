@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def test_answers_are_those_of_an_engine_in_this_process_through_every_method() -
     expected = [generate(here, [*PROMPT, i], greedy(max_tokens=10))[0] for i in range(4)]
 
     async def test(engine: ProcessEngine) -> None:
-        assert engine.info == here.info()
+        # the reason tells how long kernels were compiled, by whoever came first
+        assert replace(engine.info, backend_reason="") == replace(here.info(), backend_reason="")
         ids = [await engine.add_request([*PROMPT, i], greedy(max_tokens=10)) for i in range(4)]
         ends = await asyncio.gather(*(read(engine, request_id) for request_id in ids))
         assert [end.token_ids for [end] in ends] == expected

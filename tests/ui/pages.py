@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect
 
 from chatpage.engine.core import Engine
 from chatpage.events import Event
@@ -18,7 +18,8 @@ from tests.server.serving import Served, serving
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 TIMEOUT_MS = 20_000
 PARAMS = '{"max_tokens": 24, "temperature": 1, "seed": 7}'  # the tiny model never ends by itself
 expect.set_options(timeout=TIMEOUT_MS)
@@ -139,9 +140,9 @@ class Visit:
         return str(self.page.evaluate("chatpage.conversation.id"))
 
 
-def wait_until(page: Page, condition: str) -> None:
+def wait_until(page: Page, condition: str, *, timeout_ms: float = TIMEOUT_MS) -> None:
     """Wait until an expression holds. Playwright's own way evaluates text in the page, which our pages forbid."""
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    deadline = time.monotonic() + timeout_ms / 1000
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, f"never true: {condition}"
         page.wait_for_timeout(30)

@@ -93,7 +93,7 @@ def test_a_message_that_is_pointed_at_lights_its_blocks(visit: Visit) -> None:
     visit.ask("A prompt that fills several blocks of four tokens, so that there is something to light")
     open_map(visit)
     expect(legend(visit, "This conversation")).not_to_have_text("0")
-    before = picture(visit)
+    before = settled_picture(visit)
     visit.messages.first.hover()
     expect_picture(visit, before, is_same=False)
     visit.page.locator(".cp-bar").hover()
@@ -102,6 +102,18 @@ def test_a_message_that_is_pointed_at_lights_its_blocks(visit: Visit) -> None:
 
 def picture(visit: Visit) -> str:
     return str(visit.page.evaluate("document.querySelector('.cp-kv-canvas').toDataURL()"))
+
+
+def settled_picture(visit: Visit) -> str:
+    """Return the picture once it has stayed the same for longer than the map takes to ask again."""
+    last, since = picture(visit), 0
+    for _ in range(200):
+        visit.page.wait_for_timeout(100)
+        now = picture(visit)
+        last, since = now, since + 1 if now == last else 0
+        if since == 20:
+            return last
+    raise AssertionError("the picture never settled")
 
 
 def expect_picture(visit: Visit, before: str, *, is_same: bool) -> None:
