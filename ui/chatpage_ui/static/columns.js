@@ -237,12 +237,12 @@ class Column {
       parts = [
         `${node.num_tokens || sample?.numTokens || 0} tok`,
         Number.isFinite(rate) && rate > 0 ? `${rate.toFixed(0)}/s` : null,
-        Number.isFinite(mean) ? `mean logprob ${mean.toFixed(2)}` : null,
+        Number.isFinite(mean) ? `mean lp ${mean.toFixed(2)}` : null,
       ];
     }
     const text = parts.filter(Boolean).join(" · ");
     if (this.facts.textContent !== text) this.facts.textContent = text;
-    this.facts.title = costOf(node.usage) ?? "";
+    this.facts.title = ["lp: log probability of a token", costOf(node.usage)].filter(Boolean).join("; ");
   }
 
   destroy() {
