@@ -22,7 +22,21 @@ from chatpage_ui.routes import router
 from chatpage_ui.shell import build_shell
 
 STATIC = Path(__file__).parent / "static"
-STYLES = ("tokens", "base", "thread", "columns", "sidebar", "drawer", "tree_map", "kv_map", "token_view")
+STYLES = (
+    "tokens",
+    "gradio",
+    "base",
+    "thread",
+    "composer",
+    "columns",
+    "sidebar",
+    "sidebar_files",
+    "menu",
+    "drawer",
+    "tree_map",
+    "kv_map",
+    "token_view",
+)
 HEAD = "\n".join(
     [
         '<meta name="color-scheme" content="light dark">',

@@ -59,13 +59,6 @@ export class Conversation extends EventTarget {
     return children.includes(choice) ? choice : (children.at(-1) ?? null);
   }
 
-  /** Return the nodes from the root to a node. */
-  pathTo(nodeId) {
-    const path = [];
-    for (let id = nodeId; id !== null; id = this.parentOf(id)) path.unshift(this.nodes.get(id));
-    return path;
-  }
-
   /** Return the nodes that are shown, root first. */
   activePath() {
     const path = [];
