@@ -1,6 +1,7 @@
 """`chatpage serve`, `chatpage user`, `chatpage key` and `chatpage kv`."""
 
 import asyncio
+import gc
 import sys
 import threading
 from importlib import import_module
@@ -92,4 +93,6 @@ def _mount_page(app: "FastAPI") -> None:
 
 
 def _announce(url: str) -> None:
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not walk a million objects again and again
     print(f"chatpage serves on {url}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ run between two steps, in order; each is answered at once; the events of a step 
     parent ──> [Command, Command, ...] ──> engine          child ──> Report(replies, events) ──> parent
 """
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -87,8 +88,11 @@ def main(pipe: Connection, load: Load, config: EngineConfig | None) -> None:
     try:
         _main(pipe, load, config)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The parent is gone, and with it whoever wants the output of this process.
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends, a moment later
+        os._exit(1)  # the parent is gone, and with it whoever wants the output of this process
+    # Nothing is left to do, and taking torch apart would take seconds in which a restart has to wait.
+    pipe.close()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end_with_parent() -> None:
@@ -105,6 +109,8 @@ def _main(pipe: Connection, load: Load, config: EngineConfig | None) -> None:
     except Exception as error:  # noqa: BLE001 - `start` raises it
         pipe.send(Died(portable(error)))
         return
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     pipe.send(Loaded(engine.info()))
     try:
         _serve(engine, pipe)

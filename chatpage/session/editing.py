@@ -267,8 +267,9 @@ class ConversationEdits:
             if change.removed:
                 self._hidden |= {(conversation_id, node_id) for node_id in change.removed if self._is_live(node_id)}
                 self._stop_runs(conversation_id, change.removed)
-            hidden = [node_id for other, node_id in self._hidden if other == conversation_id]
-            self.feeds.publish(tree_patch(change, hidden))
+            if feed := self.feeds.find(conversation_id):
+                hidden = [node_id for other, node_id in self._hidden if other == conversation_id]
+                feed.publish(tree_patch(change, hidden))
 
 
 def as_json(params: RunParams | None) -> Json:

@@ -113,14 +113,14 @@ class Feeds:
 
     def open(self, conversation_id: ConversationId) -> Feed:
         """Return the feed of a conversation, made if there was none."""
-        if conversation_id not in self._feeds:
-            self._feeds[conversation_id] = Feed(kept_messages=self._kept_messages)
+        feed = self._feeds.setdefault(conversation_id, Feed(kept_messages=self._kept_messages))
         self._feeds.move_to_end(conversation_id)
-        idle = [key for key, feed in self._feeds.items() if not feed.num_followers and key != conversation_id]
-        for key in idle[: max(0, len(self._feeds) - self._kept_feeds)]:
-            del self._feeds[key]
-        return self._feeds[conversation_id]
+        if len(self._feeds) > self._kept_feeds:
+            idle = [key for key, other in self._feeds.items() if not other.num_followers and other is not feed]
+            for key in idle[: len(self._feeds) - self._kept_feeds]:
+                del self._feeds[key]
+        return feed
 
-    def publish(self, message: ConversationMessage) -> None:
-        """Tell whoever follows the conversation, or did a short while ago."""
-        self.open(ConversationId(message.conversation_id)).publish(message)
+    def find(self, conversation_id: ConversationId) -> Feed | None:
+        """Return the feed of a conversation that someone follows, or did a short while ago."""
+        return self._feeds.get(conversation_id)

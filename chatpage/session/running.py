@@ -172,7 +172,8 @@ class ConversationRuns(ConversationEdits):
             log.created = log.created.model_copy(update=update)
         for watcher in self.watchers:
             watcher.run_started(log, request)
-        self.feeds.publish(log.created)
+        if feed := self.feeds.find(log.conversation_id):
+            feed.publish(log.created)
         if request.input and not prepared.conversation.title:
             self._spawn(self._name(user_id, prepared.conversation, request.input))
         return log.created
