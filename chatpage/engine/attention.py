@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from chatpage.engine.batch import Batch
-from chatpage.engine.kv_cache import KvCache, LayerSpec
-from chatpage_kernels.plan import AttentionPlan, plan_attention
+from chatpage.engine.kv_cache import KvCache, LayerKind, LayerSpec
+from chatpage_kernels.plan import AttentionPlan
 
 # Not a name that transformers treats in a special way: no "flash", "sdpa", "flex_attention", "/" or "paged|" in it.
 IMPLEMENTATION = "chatpage"
@@ -76,7 +76,7 @@ class PagedStep:
     def __init__(self, batch: Batch, kv_cache: KvCache) -> None:
         self._batch = batch
         self._kv_cache = kv_cache
-        self._plans: dict[tuple[int, int, int, bool], AttentionPlan] = {}
+        self._plans: dict[LayerKind, AttentionPlan] = {}
 
     def attend(self, call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         backend = self._kv_cache.backend
@@ -94,22 +94,9 @@ class PagedStep:
         )
 
     def _plan(self, call: AttentionCall, *, num_q_heads: int, num_kv_heads: int) -> AttentionPlan:
-        kind = (call.window, num_q_heads, num_kv_heads, call.sinks is not None)
+        kind = LayerKind(num_q_heads, num_kv_heads, call.window, has_sinks=call.sinks is not None)
         if kind not in self._plans:
-            batch, backend = self._batch, self._kv_cache.backend
-            longest_query = int((batch.query_start_loc[1:] - batch.query_start_loc[:-1]).max(initial=0))
-            self._plans[kind] = plan_attention(
-                batch.query_start_loc,
-                batch.seq_lens,
-                batch.block_tables,
-                block_size=self._kv_cache.block_size,
-                num_q_heads=num_q_heads,
-                num_kv_heads=num_kv_heads,
-                tile=backend.tile_for(longest_query, num_q_heads // num_kv_heads),
-                window=call.window,
-                has_sinks=call.sinks is not None,
-                device=self._kv_cache.device,
-            )
+            self._plans[kind] = self._kv_cache.plan(self._batch, kind)
         return self._plans[kind]
 
 

@@ -18,6 +18,8 @@ from chatpage.engine.memory_limits import available_memory
 from chatpage.errors import ConfigError
 from chatpage_kernels.backend import Backend, select_backend
 from chatpage_kernels.cpu import huge_pages
+from chatpage_kernels.plan import AttentionPlan
+from chatpage_kernels.planner import Planner
 
 if TYPE_CHECKING:
     from chatpage.config import EngineConfig
@@ -43,6 +45,23 @@ class LayerSpec:
     head_dim: int
     value_dim: int
     window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What layers must have in common to share the plan of a step.
+
+    Args:
+        num_q_heads: Heads of queries.
+        num_kv_heads: Heads of keys and of values.
+        window: Tokens a query sees, itself included; 0 means all.
+        has_sinks: Each softmax is joined by a logit that attends to nothing.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    window: int = 0
+    has_sinks: bool = False
 
 
 def bytes_per_block(specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:
@@ -128,6 +147,7 @@ class KvCache:
         for tensor in self._tensors:
             huge_pages.advise(tensor)
         self._num_touched = 0  # blocks from here on were never written
+        self._planners: dict[LayerKind, Planner] = {}
 
     @classmethod
     def for_model(cls, model: "LoadedModel", config: "EngineConfig") -> Self:
@@ -158,6 +178,22 @@ class KvCache:
                 better.convert_cache(key_cache[: self._num_touched], value_cache[: self._num_touched])
             self.backend = better
         self._num_touched = max(self._num_touched, int(batch.block_tables.max(initial=-1)) + 1)
+
+    def plan(self, batch: Batch, kind: LayerKind) -> AttentionPlan:
+        """Plan the attention of a step over this cache, for one kind of layer; it is valid until the next step is planned."""
+        planner = self._planners.get(kind)
+        if planner is None:
+            planner = self._planners[kind] = Planner(
+                block_size=self.block_size,
+                num_q_heads=kind.num_q_heads,
+                num_kv_heads=kind.num_kv_heads,
+                window=kind.window,
+                has_sinks=kind.has_sinks,
+                device=self.device,
+            )
+        longest_query = int((batch.query_start_loc[1:] - batch.query_start_loc[:-1]).max(initial=0))
+        tile = self.backend.tile_for(longest_query, kind.num_q_heads // kind.num_kv_heads)
+        return planner.plan(batch.query_start_loc, batch.seq_lens, batch.block_tables, tile=tile)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Run copy-on-write copies in every layer; none of the destinations is a source."""

@@ -8,6 +8,7 @@ import torch
 from chatpage.engine import attention, kv_cache
 from chatpage.engine.batch import BatchRow, build_batch
 from chatpage.engine.models.transformers_runner import TransformersRunner
+from chatpage_kernels import planner
 from chatpage_kernels.plan import plan_attention
 from tests.engine.architectures import tiny_config, tiny_model
 from tests.engine.model_driving import CPU, Driver, reference_backend
@@ -82,7 +83,7 @@ def test_a_step_is_planned_once_per_kind_of_layer(monkeypatch: pytest.MonkeyPatc
         return plan_attention(*args, **options)
 
     runner = _runner("gemma2")
-    monkeypatch.setattr(attention, "plan_attention", counting)
+    monkeypatch.setattr(planner, "plan_attention", counting)
     driver = Driver(runner)
     driver.step([(PROMPT, 0, driver.table(len(PROMPT)))])
     assert sorted(kinds) == [0, 6]

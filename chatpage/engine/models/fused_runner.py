@@ -11,21 +11,30 @@ its own arrays only.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from chatpage.engine.batch import Batch
-from chatpage.engine.kv_cache import KvCache, LayerSpec
+from chatpage.engine.kv_cache import KvCache, LayerKind, LayerSpec
 from chatpage.engine.models.packed_weights import LayerWeights, PackedModel
 from chatpage_kernels.cpu.kernels import CpuKernels, PreparedAttention
 from chatpage_kernels.cpu.layers import CpuLayers, Layer
 from chatpage_kernels.cpu.library import Library
 from chatpage_kernels.cpu.linear import CpuLinear
-from chatpage_kernels.plan import plan_attention
 from chatpage_kernels.rotary import rotary_table
 
 KV_DTYPE = torch.bfloat16
 _LEAST_ROWS = 64
+
+
+@dataclass(slots=True)
+class _Bound:
+    """The layers over one KV cache, and the attention of the last step for each window."""
+
+    kv_cache: KvCache
+    layers: CpuLayers
+    prepared: dict[int, PreparedAttention] = field(default_factory=dict)
 
 
 class FusedRunner:
@@ -53,7 +62,7 @@ class FusedRunner:
         self._windows = tuple(dict.fromkeys(shape.windows))  # a plan for each
         self._scale = shape.head_dim**-0.5
         self._kernels, self._linear = CpuKernels(library), CpuLinear(library)
-        self._bound: tuple[KvCache, CpuLayers] | None = None
+        self._bound: _Bound | None = None
 
     @property
     def layer_specs(self) -> Sequence[LayerSpec]:
@@ -84,16 +93,17 @@ class FusedRunner:
         kv_cache.begin_step(batch)
         assert kv_cache.backend.name == "cpp", f"the KV cache has the layout of {kv_cache.backend.name}, not of the C++ kernels"
         num_rows = batch.num_tokens
-        layers = self._layers(kv_cache, num_rows)
+        bound = self._bind_to(kv_cache, num_rows)
+        layers = bound.layers
         self._linear.embed(batch.input_ids, self._model.embedding, layers.hidden[:num_rows])
-        prepared = [self._prepare(batch, kv_cache, layers, window) for window in self._windows]
+        prepared = [self._prepare(batch, bound, window) for window in self._windows]
         layers.run(num_rows, batch.slot_mapping, batch.positions, [attention.call for attention in prepared])
         return self._logits(layers.hidden[batch.logit_rows])
 
-    def _layers(self, kv_cache: KvCache, num_rows: int) -> CpuLayers:
+    def _bind_to(self, kv_cache: KvCache, num_rows: int) -> _Bound:
         """Return the layers bound to a KV cache, with room for the rows of a step."""
-        if self._bound is not None and self._bound[0] is kv_cache and len(self._bound[1].hidden) >= num_rows:
-            return self._bound[1]
+        if self._bound is not None and self._bound.kv_cache is kv_cache and len(self._bound.layers.hidden) >= num_rows:
+            return self._bound
         self._bound = None  # its buffers go before the new ones come
         layers = CpuLayers(
             self._library,
@@ -102,8 +112,8 @@ class FusedRunner:
             max_rows=max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length()),
             norm_epsilon=self._model.shape.norm_epsilon,
         )
-        self._bound = (kv_cache, layers)
-        return layers
+        self._bound = _Bound(kv_cache, layers)
+        return self._bound
 
     def _bind(self, index: int, weights: LayerWeights, kv_cache: KvCache) -> Layer:
         key_cache, value_cache = kv_cache.layers[index]
@@ -121,21 +131,19 @@ class FusedRunner:
             attention=self._windows.index(self._model.shape.windows[index]),
         )
 
-    def _prepare(self, batch: Batch, kv_cache: KvCache, layers: CpuLayers, window: int) -> PreparedAttention:
-        shape, backend = self._model.shape, kv_cache.backend
-        longest_query = int((batch.query_start_loc[1:] - batch.query_start_loc[:-1]).max(initial=0))
-        plan = plan_attention(
-            batch.query_start_loc,
-            batch.seq_lens,
-            batch.block_tables,
-            block_size=kv_cache.block_size,
-            num_q_heads=shape.num_q_heads,
-            num_kv_heads=shape.num_kv_heads,
-            tile=backend.tile_for(longest_query, shape.num_q_heads // shape.num_kv_heads),
-            window=window,
-        )
+    def _prepare(self, batch: Batch, bound: _Bound, window: int) -> PreparedAttention:
+        """Return the attention of a step; a plan that only grew has its call already."""
+        shape, kv_cache, layers = self._model.shape, bound.kv_cache, bound.layers
+        plan = kv_cache.plan(batch, LayerKind(shape.num_q_heads, shape.num_kv_heads, window))
+        last = bound.prepared.get(window)
+        if last is not None and last.plan is plan:
+            return last
         rows = slice(batch.num_tokens)
-        return self._kernels.prepare(layers.query[rows], layers.attended[rows], *kv_cache.layers[0], plan, scale=self._scale)
+        prepared = self._kernels.prepare(
+            layers.query[rows], layers.attended[rows], *kv_cache.layers[0], plan, scale=self._scale
+        )
+        bound.prepared[window] = prepared
+        return prepared
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         model = self._model

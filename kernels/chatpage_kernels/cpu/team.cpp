@@ -1,0 +1,116 @@
+// The threads of the kernels: they are started once, sleep between steps, and join whatever work is open when they come.
+//
+//     gate    [ number of the work, 20 bits | is open, 1 bit | threads that have joined, 11 bits ]
+//
+// Who has work writes it down, opens the gate and works too. A thread joins by counting itself in while the gate is open, so
+// after closing it the caller knows for whom to wait: for those that joined, and nobody else.
+#include <pthread.h>
+
+#include <chrono>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int kSpins = 1000;  // about 30 microseconds: longer than the pause between two pieces of team work of a step
+constexpr uint32_t kOpen = 1u << 11, kJoined = kOpen - 1, kNext = kOpen << 1;
+constexpr int kMaxThreads = 256;
+
+class Team {
+ public:
+  // False if another thread uses the team: two at a time would only take the cores from each other.
+  bool run(int num_threads, void (*function)(void*), void* data) {
+    std::unique_lock<std::mutex> only(in_use_, std::try_to_lock);
+    if (!only.owns_lock()) return false;
+    start(std::min(num_threads, kMaxThreads) - 1);
+    function_ = function;
+    data_ = data;
+    places_ = std::min(num_threads - 1, num_started_);
+    num_done_.store(0, std::memory_order_relaxed);
+    gate_.store(((gate_.load(std::memory_order_relaxed) | kOpen | kJoined) + 1) | kOpen);
+    gate_.notify_all();
+    function(data);
+    const int num_joined = (int)(gate_.fetch_and(~kOpen) & kJoined);
+    wait_until([&] { return num_done_.load(std::memory_order_acquire) == num_joined; });
+    return true;
+  }
+
+  // A child process after fork() has the memory of the team, but none of its threads.
+  void forget_threads() { new (this) Team(); }
+
+ private:
+  void start(int num_wanted) {
+    for (; num_started_ < num_wanted; ++num_started_) {
+      try {
+        std::thread([this] { serve(); }).detach();
+      } catch (const std::system_error&) {  // no more threads: those there are do the work
+        return;
+      }
+    }
+  }
+
+  void serve() {
+    for (uint32_t seen = 0;;) {
+      seen = next_work(seen);
+      if (!join(&seen)) continue;
+      function_(data_);
+      num_done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  // Returns the gate once it is open for another work than that of `seen`.
+  uint32_t next_work(uint32_t seen) {
+    for (int i = 0;; ++i) {
+      const uint32_t gate = gate_.load();
+      if ((gate & kOpen) != 0 && gate / kNext != seen / kNext) return gate;
+      if (i < kSpins) {
+        _mm_pause();
+      } else {
+        gate_.wait(gate);
+      }
+    }
+  }
+
+  bool join(uint32_t* gate) {
+    while ((*gate & kOpen) != 0 && (int)(*gate & kJoined) < places_) {
+      if (gate_.compare_exchange_weak(*gate, *gate + 1)) return true;
+    }
+    return false;
+  }
+
+  std::mutex in_use_;
+  int num_started_ = 0;
+  void (*function_)(void*) = nullptr;
+  void* data_ = nullptr;
+  std::atomic<int> places_{0};
+  alignas(64) std::atomic<uint32_t> gate_{0};
+  alignas(64) std::atomic<int> num_done_{0};
+};
+
+Team& team() {
+  // Never destroyed: its threads may outlive whatever else the process takes down at its end.
+  static Team* const shared = [] {
+    Team* made = new Team();
+    pthread_atfork(nullptr, nullptr, [] { team().forget_threads(); });
+    return made;
+  }();
+  return *shared;
+}
+
+}  // namespace
+
+void run_on_team(int num_threads, void (*function)(void*), void* data) {
+  if (!team().run(num_threads, function, data)) function(data);
+}
+
+void wait_awhile(int* num_waits) {
+  if (++*num_waits < kSpins) {
+    _mm_pause();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
