@@ -28,7 +28,7 @@ def backend(dtype: torch.dtype, *, head_dim: int, kv_dtype: torch.dtype) -> Back
     if library is None or why_unsupported(dtype, kv_dtype, head_dim):
         return None
     kernels = _kernels(library)
-    decode, prefill = tiles(torch.get_num_threads() if library.has_threads else 1)
+    decode, prefill = tiles(torch.get_num_threads())
     return Backend(
         name="cpp",
         reason=build.describe(),

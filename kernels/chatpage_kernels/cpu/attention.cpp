@@ -70,7 +70,6 @@ Status run(const AttentionCall& call) {
   const int64_t num_merges = (int64_t)call.num_merges * call.num_query_heads;
   const bool merge_together = num_merges > kMergedByOne;
   Queue units(call.num_units), merges(num_merges, 4);
-  std::atomic<int64_t> units_left{call.num_units};
   std::atomic<bool> is_out_of_memory{false};
 
   const auto merge_some = [&](int64_t begin, int64_t end) {
@@ -87,10 +86,10 @@ Status run(const AttentionCall& call) {
     UnitScratch<Dot>::layout(base, c, max_rows, staged, &scratch);
     while (base != nullptr && units.take(&begin, &end)) {
       run_unit<Dot, Store>(call, call.units + begin * 3, scratch, partials);
-      if (units_left.fetch_sub(1) == 1 && !merge_together) merge_some(0, num_merges);
+      if (units.finish(begin, end) && !merge_together) merge_some(0, num_merges);
     }
-    if (!merge_together) return;
-    team_barrier(num_threads);
+    if (!merge_together || base == nullptr) return;
+    units.wait();
     while (merges.take(&begin, &end)) merge_some(begin, end);
   };
   run_team(num_threads, body);
@@ -106,11 +105,6 @@ API int32_t chatpage_attention(const AttentionCall* call) {
     case kFloat16: return run<DotFp32, StoreFp16>(*call);
     default: return kUnsupported;
   }
-}
-
-API void chatpage_use_openmp(void (*parallel)(void (*)(void*), void*, unsigned, unsigned), void (*barrier)()) {
-  openmp.parallel = parallel;
-  openmp.barrier = barrier;
 }
 
 API int64_t chatpage_abi() { return (int64_t)sizeof(AttentionCall) * 1000 + sizeof(WriteCall); }

@@ -109,7 +109,6 @@ class CpuLayers:
             raise OSError(f"{library.path} was built with other structs: {loaded.chatpage_layers_abi()} instead of {expected}")
         self._run = loaded.chatpage_layers
         self._run.argtypes = [POINTER(LayerCall), c_int32, POINTER(StepCall)]
-        self._has_threads = library.has_threads
         self._kept = (tuple(layers), table)
         self._linear, self._rotary = CpuLinear(library), CpuRotary(library)
         first, head_dim = layers[0], layers[0].key_cache.shape[3]
@@ -164,7 +163,7 @@ class CpuLayers:
         ):
             raise ValueError(f"slots are {slots.dtype} and positions {positions.dtype}; they must be int64, contiguous")
         calls = (AttentionCall * len(attention))(*attention)
-        threads = torch.get_num_threads() if self._has_threads else 1
+        threads = torch.get_num_threads()
         step = StepCall(calls, slots.data_ptr(), positions.data_ptr(), num_rows, threads)
         status = self._run(self._calls, len(self._calls), byref(step))
         if status == _OUTSIDE_CACHE:

@@ -8,8 +8,6 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-import torch
-
 _ABI_FACTOR = 1000
 
 
@@ -58,7 +56,6 @@ _FUNCTIONS = {
     "chatpage_convert": (c_int32, [c_void_p, c_int32, c_int32, POINTER(CacheShape), c_int32]),
     "chatpage_read_memory": (c_double, [c_void_p, c_int64, c_int32]),
     "chatpage_multiply": (c_double, [c_int32, c_int64, c_int32]),
-    "chatpage_use_openmp": (None, [c_void_p, c_void_p]),
     "chatpage_abi": (c_int64, []),
 }
 
@@ -93,19 +90,3 @@ class Library:
         self.convert = library.chatpage_convert
         self.read_memory = library.chatpage_read_memory
         self.multiply = library.chatpage_multiply
-        entry_points = _torch_openmp()
-        self.has_threads = entry_points is not None
-        library.chatpage_use_openmp(*(entry_points or (None, None)))
-
-
-def _torch_openmp() -> tuple[c_void_p, c_void_p] | None:
-    """Return GOMP_parallel and GOMP_barrier of the OpenMP runtime that torch has loaded, None if it has none of the kind.
-
-    Looked up through torch's own library: its dependencies are searched with it, so this is its runtime, whatever its name.
-    """
-    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        runtime = ctypes.CDLL(str(torch_library))
-        return ctypes.cast(runtime.GOMP_parallel, c_void_p), ctypes.cast(runtime.GOMP_barrier, c_void_p)
-    except (OSError, AttributeError):
-        return None

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kRowBlockBytes = 512 << 10;  // activations that stay in the cache from one panel to the next
 constexpr int kMinRowBlock = 48;
-constexpr int64_t kSoloInputs = 2048;  // quantised by the calling thread alone: less work than a barrier
+constexpr int64_t kSoloInputs = 2048;  // quantised by the calling thread alone: less work than meeting the others
 constexpr int kAheadMinRows = 3;  // with fewer, the processor's own prefetchers are faster
 constexpr int kAheadGroups = 4;
 
@@ -58,7 +58,7 @@ class Epilogue {
   const int panel_width_, num_columns_;
 };
 
-// One product as work for a team: every thread calls quantize(), then, after a barrier, multiply().
+// One product as work for a team: every thread calls quantize(), then multiply(), which waits until all rows are quantised.
 template <Format F, class Store>
 class Linear {
  public:
@@ -77,11 +77,13 @@ class Linear {
     int64_t begin, end;
     while (rows_.take(&begin, &end)) {
       for (int64_t row = begin; row < end; ++row) quantize_one(row);
+      rows_.finish(begin, end);
     }
   }
 
   // Takes its next panels before it has done the present ones, so it always knows what to fetch.
   void multiply() {
+    rows_.wait();
     int64_t begin, end, next_begin, next_end;
     bool has_work = panels_.take(&begin, &end);
     while (has_work) {
@@ -159,10 +161,7 @@ Status run(const LinearCall& call) {
   const bool is_small = (int64_t)call.num_rows * call.num_inputs <= kSoloInputs;
   if (is_small) linear.quantize();
   auto body = [&] {
-    if (!is_small) {
-      linear.quantize();
-      team_barrier(call.num_threads);
-    }
+    if (!is_small) linear.quantize();
     linear.multiply();
   };
   run_team(call.num_threads, body);

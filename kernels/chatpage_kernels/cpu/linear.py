@@ -56,7 +56,6 @@ class CpuLinear:
             raise OSError(f"{library.path} was built with other structs: {loaded.chatpage_linear_abi()} instead of {expected}")
         self._linear, self._embed = loaded.chatpage_linear, loaded.chatpage_embed
         self._linear.argtypes, self._embed.argtypes = [POINTER(LinearCall)], [POINTER(EmbedCall)]
-        self._has_threads = library.has_threads
 
     def linear(
         self,
@@ -88,7 +87,7 @@ class CpuLinear:
         """Return the call for `run`. It holds addresses only: keep the tensors alive. `num_rows` may change before a run."""
         num_rows = x.shape[0]
         work = num_rows * packed.num_outputs * packed.num_inputs
-        threads = min(torch.get_num_threads(), work // _WORK_PER_THREAD + 1) if self._has_threads else 1
+        threads = min(torch.get_num_threads(), work // _WORK_PER_THREAD + 1)
         return LinearCall(
             x.data_ptr(),
             out.data_ptr(),

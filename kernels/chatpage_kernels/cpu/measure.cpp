@@ -33,6 +33,7 @@ API double chatpage_read_memory(const float* data, int64_t size, int32_t num_thr
 template <class Dot>
 static double multiply(int64_t rounds, int num_threads) {
   std::atomic<float> sink{0.f};
+  std::atomic<int> num_bodies{0};
   auto body = [&] {
     alignas(64) typename Dot::Kv b[64] = {};
     alignas(64) typename Dot::Act a[64] = {};
@@ -45,9 +46,10 @@ static double multiply(int64_t rounds, int num_threads) {
       for (int j = 0; j < Dot::kRows * Dot::kVecs; ++j) sum[j] = Dot::mac(sum[j], left, right);
     }
     for (const auto& x : sum) sink = sink + simd::reduce_add(x);
+    ++num_bodies;
   };
   run_team(num_threads, body);
-  return 2.0 * Dot::P * simd::kLanes * Dot::kRows * Dot::kVecs * (double)rounds * num_threads;
+  return 2.0 * Dot::P * simd::kLanes * Dot::kRows * Dot::kVecs * (double)rounds * num_bodies;
 }
 
 API double chatpage_multiply(int32_t dtype, int64_t rounds, int32_t num_threads) {

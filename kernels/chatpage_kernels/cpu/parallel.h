@@ -1,46 +1,56 @@
-// Runs a function on a team of torch's own OpenMP threads.
+// Runs a function on a team of threads, and hands out its work.
 //
-// The OpenMP entry points are handed in from the runtime that torch has loaded (see library.py): linking one here could load a
-// second runtime, whose threads would fight torch's for the cores. Without a runtime everything runs on the calling thread.
+// Invariant: nothing waits for a thread that has taken no work. A thread joins a piece of team work when it comes to run; one
+// that the operating system holds up (a browser on the other core) is not waited for, the others do its part.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <new>
 
-struct OpenMp {
-  void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;  // GOMP_parallel
-  void (*barrier)() = nullptr;                                             // GOMP_barrier
-};
-inline OpenMp openmp;
+// Calls function(data) on the calling thread, and on up to num_threads - 1 more that join while it runs; returns when all of
+// them are done. The function takes its work from a Queue: it may find none left.
+void run_on_team(int num_threads, void (*function)(void*), void* data);
 
-// Calls body() once on each of num_threads threads; body takes its work from a Queue.
 template <class Body>
 void run_team(int num_threads, Body& body) {
-  if (num_threads <= 1 || openmp.parallel == nullptr) {
+  if (num_threads <= 1) {
     body();
-    return;
+  } else {
+    run_on_team(num_threads, [](void* data) { (*(Body*)data)(); }, &body);
   }
-  openmp.parallel([](void* data) { (*(Body*)data)(); }, &body, (unsigned)num_threads, 0);
 }
 
-inline void team_barrier(int num_threads) {
-  if (num_threads > 1 && openmp.barrier != nullptr) openmp.barrier();
+// Waits until is_done(): briefly awake, since the others are at work, then asleep, so that one held up gets this core.
+void wait_awhile(int* num_waits);
+
+template <class IsDone>
+void wait_until(const IsDone& is_done) {
+  for (int num_waits = 0; !is_done();) wait_awhile(&num_waits);
 }
 
 // Hands out [0, size) in pieces, first come, first served: a thread that is held up takes less.
 class Queue {
  public:
-  explicit Queue(int64_t size, int64_t piece = 1) : size_(size), piece_(piece) {}
+  explicit Queue(int64_t size, int64_t piece = 1) : size_(size), left_(size), piece_(piece) {}
   bool take(int64_t* begin, int64_t* end) {
     *begin = next_.fetch_add(piece_, std::memory_order_relaxed);
     *end = std::min(*begin + piece_, size_);
     return *begin < size_;
   }
+  // Says that a piece is done; true for the last one of all.
+  bool finish(int64_t begin, int64_t end) {
+    return left_.fetch_sub(end - begin, std::memory_order_acq_rel) == end - begin;
+  }
+  // Waits until everything is done, by whomever.
+  void wait() const {
+    wait_until([&] { return left_.load(std::memory_order_acquire) <= 0; });
+  }
 
  private:
-  std::atomic<int64_t> next_{0};
-  const int64_t size_, piece_;
+  const int64_t size_;
+  std::atomic<int64_t> next_{0}, left_;
+  const int64_t piece_;
 };
 
 // Memory of one thread, kept for the next call; aligned for vector loads.

@@ -44,7 +44,6 @@ class CpuRotary:
             raise OSError(f"{library.path} was built with another struct of {loaded.chatpage_rotary_abi()} bytes")
         self._rotary = loaded.chatpage_rotary
         self._rotary.argtypes = [POINTER(RotaryCall)]
-        self._has_threads = library.has_threads
 
     def prepare(
         self,
@@ -97,7 +96,7 @@ class CpuRotary:
             query.shape[1],
             *table.shape,
             DTYPES[qkv.dtype],
-            torch.get_num_threads() if self._has_threads else 1,
+            torch.get_num_threads(),
             norm_epsilon,
             cache_shape(key_cache, value_cache),
         )

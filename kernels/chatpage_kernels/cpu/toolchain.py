@@ -29,7 +29,7 @@ from chatpage_kernels.cpu.features import Isa
 CACHE_VARIABLE = "CHATPAGE_CACHE_DIR"
 SOURCES = Path(__file__).parent
 
-_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
+_OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 _COMPILE_SECONDS = 300.0
 _PATIENCE_SECONDS = _COMPILE_SECONDS + 10  # for a lock
 _POLL_SECONDS = 0.05
