@@ -16,8 +16,8 @@ TILE = Tile(max_rows=8, kv_tokens=4, num_workers=6, split_tokens=8, item_cost=1,
 HEADS = Heads(4, 2, 8)
 
 
-def new_planner(**options: int) -> Planner:
-    return Planner(block_size=BLOCK, num_q_heads=HEADS.num_q, num_kv_heads=HEADS.num_kv, **options)
+def new_planner(window: int = 0) -> Planner:
+    return Planner(block_size=BLOCK, num_q_heads=HEADS.num_q, num_kv_heads=HEADS.num_kv, window=window)
 
 
 def ask(plans: Planner, step: Step, tile: Tile = TILE) -> AttentionPlan:
