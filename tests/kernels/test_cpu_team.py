@@ -16,8 +16,19 @@ ONES = torch.ones(NUM_VALUES)  # once: torch's own threads do not survive a fork
 
 
 def read_sum(num_threads: int) -> float:
-    """Sum a known array on a team."""
+    """Sum a known array on the kernels' own threads."""
+    best_kernels().library.use_own_threads()
     return float(best_kernels().library.read_memory(ONES.data_ptr(), NUM_VALUES, num_threads))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 16])
+def test_threads_of_torch_serve_who_has_not_chosen(num_threads: int) -> None:
+    sums: list[float] = []
+    library = best_kernels().library
+    caller = threading.Thread(target=lambda: sums.append(library.read_memory(ONES.data_ptr(), NUM_VALUES, num_threads)))
+    caller.start()
+    caller.join()
+    assert sums == [NUM_VALUES]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 16, 300])

@@ -91,6 +91,7 @@ class FusedRunner:
             MemoryError: There is no memory for the scratch of a layer.
         """
         kv_cache.begin_step(batch)
+        self._library.use_own_threads()  # whichever thread does the steps
         assert kv_cache.backend.name == "cpp", f"the KV cache has the layout of {kv_cache.backend.name}, not of the C++ kernels"
         num_rows = batch.num_tokens
         bound = self._bind_to(kv_cache, num_rows)

@@ -8,6 +8,8 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+import torch
+
 _ABI_FACTOR = 1000
 
 
@@ -56,6 +58,8 @@ _FUNCTIONS = {
     "chatpage_convert": (c_int32, [c_void_p, c_int32, c_int32, POINTER(CacheShape), c_int32]),
     "chatpage_read_memory": (c_double, [c_void_p, c_int64, c_int32]),
     "chatpage_multiply": (c_double, [c_int32, c_int64, c_int32]),
+    "chatpage_use_openmp": (None, [c_void_p]),
+    "chatpage_use_own_threads": (None, []),
     "chatpage_abi": (c_int64, []),
 }
 
@@ -90,3 +94,17 @@ class Library:
         self.convert = library.chatpage_convert
         self.read_memory = library.chatpage_read_memory
         self.multiply = library.chatpage_multiply
+        self.use_own_threads = library.chatpage_use_own_threads
+        library.chatpage_use_openmp(_torch_openmp())
+
+
+def _torch_openmp() -> c_void_p | None:
+    """Return GOMP_parallel of the OpenMP runtime that torch has loaded, None if it has none of the kind.
+
+    Looked up through torch's own library: its dependencies are searched with it, so this is its runtime, whatever its name.
+    """
+    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        return ctypes.cast(ctypes.CDLL(str(torch_library)).GOMP_parallel, c_void_p)
+    except (OSError, AttributeError):
+        return None

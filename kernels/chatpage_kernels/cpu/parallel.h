@@ -1,15 +1,17 @@
 // Runs a function on a team of threads, and hands out its work.
 //
-// Invariant: nothing waits for a thread that has taken no work. A thread joins a piece of team work when it comes to run; one
-// that the operating system holds up (a browser on the other core) is not waited for, the others do its part.
+// Calls that come one by one between torch's operations run on torch's own OpenMP threads: those are awake then, and others would
+// fight them for the cores. Who does whole steps here says so (`chatpage_use_own_threads`) and gets the threads of team.cpp, for
+// which nobody waits unless they have taken work: one that the operating system holds up (a browser on the other core) costs
+// nothing, the others do its part.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <new>
 
-// Calls function(data) on the calling thread, and on up to num_threads - 1 more that join while it runs; returns when all of
-// them are done. The function takes its work from a Queue: it may find none left.
+// Calls function(data) on the calling thread, and on up to num_threads - 1 more; returns when all that began are done. Threads
+// may join at any time, or not at all: the function takes its work from a Queue, and may find none left.
 void run_on_team(int num_threads, void (*function)(void*), void* data);
 
 template <class Body>

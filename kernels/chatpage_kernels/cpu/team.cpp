@@ -11,6 +11,7 @@
 #include <system_error>
 #include <thread>
 
+#include "abi.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -101,11 +102,25 @@ Team& team() {
   return *shared;
 }
 
+// The entry point of the OpenMP runtime that torch has loaded (see library.py): linking one here could load a second runtime.
+using OpenMpParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+OpenMpParallel openmp_parallel = nullptr;
+thread_local bool uses_own_threads = false;
+
 }  // namespace
 
 void run_on_team(int num_threads, void (*function)(void*), void* data) {
-  if (!team().run(num_threads, function, data)) function(data);
+  if (!uses_own_threads && openmp_parallel != nullptr) {
+    openmp_parallel(function, data, (unsigned)num_threads, 0);
+  } else if (!team().run(num_threads, function, data)) {
+    function(data);
+  }
 }
+
+API void chatpage_use_openmp(OpenMpParallel parallel) { openmp_parallel = parallel; }
+
+// For the calling thread, from now on.
+API void chatpage_use_own_threads() { uses_own_threads = true; }
 
 void wait_awhile(int* num_waits) {
   if (++*num_waits < kSpins) {
