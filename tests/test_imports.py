@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_models import save_tiny_llama
+
 ROOT = Path(__file__).parents[1]
 BOOKKEEPING = ("block_pool", "block_table", "prefix_tree", "accounting", "sequence", "scheduler", "stats")
 MAY_IMPORT_KERNELS = (
@@ -91,6 +93,14 @@ def test_bookkeeping_never_loads_torch(module: str) -> None:
 
 def test_importing_chatpage_is_cheap() -> None:
     assert not {"torch", "transformers", "rich"} & _loaded_after("import chatpage")
+
+
+def test_a_server_that_leaves_the_model_to_its_engine_never_loads_torch(tmp_path: Path) -> None:
+    """torch and what transformers imports for it take seconds at each start, and 200 MB."""
+    save_tiny_llama(tmp_path)
+    load = f"from pathlib import Path; load_tokenizer(Path({str(tmp_path)!r}))"
+    statement = f"import chatpage.server.serve; from chatpage.engine.models.tokenizer import load_tokenizer; {load}"
+    assert "torch" not in _loaded_after(statement)
 
 
 def test_the_kernels_folder_does_not_shadow_the_package_transformers_knows() -> None:

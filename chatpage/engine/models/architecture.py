@@ -6,7 +6,8 @@ its own) is found by the probe in `guards`, on the loaded model.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from chatpage.errors import BrokenModelError, ConfigError, ModelNotFoundError, UnsupportedModelError
 
@@ -48,6 +49,37 @@ def read_config(folder: Path) -> "PreTrainedConfig":
     except Exception as error:
         raise BrokenModelError(f"{file} has settings that {model_type} does not accept: {error}") from error
     return config
+
+
+class WrittenConfig(SimpleNamespace):
+    """A `config.json` that transformers itself wrote, with every setting in it, as far as the fused runner asks for them.
+
+    To make the real thing, transformers imports a good part of torch that is needed for nothing else: a second at each start.
+    """
+
+    model_type: str
+
+    def get_text_config(self) -> Self:
+        return self
+
+    def to_json_string(self) -> str:
+        return json.dumps(vars(self), sort_keys=True)
+
+
+def read_written_config(folder: Path) -> "PreTrainedConfig":
+    """Read the `config.json` in a folder of `gguf_files.convert_settings`; see `WrittenConfig`.
+
+    Raises:
+        BrokenModelError: The file is damaged.
+    """
+    file = folder / "config.json"
+    try:
+        config = WrittenConfig(**json.loads(file.read_text()))
+        if not isinstance(config.model_type, str):
+            raise TypeError("its model_type is no text")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BrokenModelError(f"{file} is damaged ({type(error).__name__}: {error}): delete the folder.") from error
+    return cast("PreTrainedConfig", config)
 
 
 def check_architecture(config: "PreTrainedConfig") -> None:

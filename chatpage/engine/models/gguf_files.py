@@ -12,6 +12,7 @@ Invariant: a changed file, or another transformers, has another digest, so nothi
 import contextlib
 import hashlib
 import io
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +51,13 @@ def convert_settings(file: Path) -> Path:
         BrokenModelError: The file is damaged or truncated.
         UnsupportedModelError: transformers cannot read GGUF files of this architecture.
     """
-    from transformers import AutoConfig, AutoTokenizer, __version__
-
     check_gguf(file)
-    digest = hashlib.sha256(f"{weights_digest([file])}\0{__version__}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(f"{weights_digest([file])}\0{version('transformers')}".encode()).hexdigest()[:32]
     target = cache_dir() / "gguf" / digest
     with publishing(target) as folder:
         if folder is not None:
+            from transformers import AutoConfig, AutoTokenizer
+
             try:
                 AutoConfig.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
                 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)

@@ -94,24 +94,29 @@ def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedMod
     device = resolve_device(config.device)
     resolve_dtype(config, device)  # a setting that cannot be is refused before a model is fetched
     files = find_model(config.model, show_progress=show_progress)
-    settings = architecture.read_config(files.settings)
-    reason = fused_loading.why_not(config, files.gguf, settings, device)
-    if reason:  # else it is of the llama family; to ask transformers imports the code of the model, which takes a second
-        architecture.check_architecture(settings)
-    max_len = architecture.max_model_len(settings, config.max_model_len)
-    if not reason:
-        fused = _load_fused(config, files, settings, max_len=max_len, show_progress=show_progress)
+    reason = ""
+    if files.gguf is not None:
+        fused = _load_fused(
+            config, files, architecture.read_written_config(files.settings), device, show_progress=show_progress
+        )
         if isinstance(fused, LoadedModel):
             return fused
         reason = fused
+    settings = architecture.read_config(files.settings)
+    architecture.check_architecture(settings)
+    max_len = architecture.max_model_len(settings, config.max_model_len)
+    reason = reason or fused_loading.why_not(config, files.gguf, settings, device)
     return _load_with_transformers(config, files, settings, max_len=max_len, reason=reason)
 
 
 def _load_fused(
-    config: EngineConfig, files: ModelFiles, settings: "PreTrainedConfig", *, max_len: int, show_progress: bool
+    config: EngineConfig, files: ModelFiles, settings: "PreTrainedConfig", device: torch.device, *, show_progress: bool
 ) -> LoadedModel | str:
-    """Load a model into the fused runner; return the reason if it must be left to transformers after all."""
+    """Load a model into the fused runner; return the reason if it is left to transformers."""
     assert files.gguf is not None, "only GGUF files come here"
+    if reason := fused_loading.why_not(config, files.gguf, settings, device):
+        return reason
+    max_len = architecture.max_model_len(settings, config.max_model_len)
     tensors = GgufTensors(files.gguf, files.settings)
     library = fused_loading.why_not_these(config, tensors) or fused_loading.get_library(config, show_progress=show_progress)
     if isinstance(library, str):
