@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 START_S = 180.0
@@ -25,6 +25,7 @@ class Serving:
 
     url: str
     process: "subprocess.Popen[str]"
+    log: list[str] = field(default_factory=list)  # what it wrote to stderr so far, line by line
 
     @property
     def ws_url(self) -> str:
@@ -72,9 +73,10 @@ def serving(data: Path, arguments: Sequence[str]) -> Iterator[Serving]:
         arguments: More of them, such as `--model`.
     """
     command = [sys.executable, "-m", "chatpage", "serve", "--port", "0", "--data", str(data), *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=_environment())
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=_environment())
+    log: list[str] = []
     try:
-        yield Serving(_wait_for_url(process), process)
+        yield Serving(_wait_for_url(process, log), process, log)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -91,13 +93,14 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def _wait_for_url(process: "subprocess.Popen[str]") -> str:
+def _wait_for_url(process: "subprocess.Popen[str]", log: list[str]) -> str:
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
         assert process.stderr is not None
         with contextlib.suppress(ValueError):  # closed at the end
             for line in process.stderr:
+                log.append(line)
                 lines.put(line)
         lines.put(None)
 

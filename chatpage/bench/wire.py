@@ -33,7 +33,7 @@ from chatpage.store import LOCAL_USER, NewNode, NodeId, Role, RunKind, Store, da
 NUM_SOCKETS, NUM_SAMPLES, TOKENS = 64, 8, 48
 STUCK_ASKS = 100  # each answer is 300 kB
 STUCK_S = 12.0  # longer than the server waits for a client that takes nothing
-STORM_PER_S, STORM_S = 200, 60.0
+STORM_PER_S, STORM_S, STORM_CHATS = 200, 60.0, 64
 MAX_UNANSWERED = 100  # more than 256 would be closed
 BIG_NODES, SMALL_NODES, SEARCHED_NODES = 2_000, 10, 100_000
 LIMITS = ["--max-running-runs", "1000", "--max-queued-runs", "20000"]
@@ -130,7 +130,7 @@ async def _close_code(socket: ClientConnection) -> int:
 async def measure_storm(server: Serving, seconds: float = STORM_S, per_s: float = STORM_PER_S) -> Numbers:
     """Start and stop runs at a steady pace, then count what is left when all have ended."""
     client = AsyncClient(server.url)
-    chats = [(await client.create_conversation(title="storm")).id for _ in range(8)]
+    chats = [(await client.create_conversation(title="storm")).id for _ in range(STORM_CHATS)]
     number = 0
     places = asyncio.Semaphore(MAX_UNANSWERED)
     async with _dial(server) as socket:
@@ -139,7 +139,12 @@ async def measure_storm(server: Serving, seconds: float = STORM_S, per_s: float 
         while (now := time.perf_counter() - began) < seconds:
             await places.acquire()
             number += 1
-            fields = {"conversation_id": chats[number % 8], "kind": "reply", "input": f"storm {number}", "n": 1 + number % 4}
+            fields = {
+                "conversation_id": chats[number % STORM_CHATS],
+                "kind": "reply",
+                "input": f"storm {number}",
+                "n": 1 + number % 4,
+            }
             await socket.send(json.dumps({"type": "run.create", "client_msg_id": f"s{number}-{began}", **fields}))
             await asyncio.sleep(max(0.0, number / per_s - now))
         took = time.perf_counter() - began

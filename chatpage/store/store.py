@@ -9,6 +9,7 @@ for a future, or `await` its `.aio`:
         tree = await store.get_tree.aio(LOCAL_USER, conversation.id)
 """
 
+import os
 import sqlite3
 from pathlib import Path
 from types import TracebackType
@@ -123,17 +124,29 @@ class Store:
 def _take_lock(path: Path) -> sqlite3.Connection | None:
     """Hold a lock as long as the process lives; None if another holds it.
 
-    A second SQLite file does it on every platform, and the system lets go of it when the process dies, however it dies.
+    A second SQLite file does it on every platform, and the system lets go of it when the process dies, however it dies. Nothing
+    is ever in that file: what damage left there is emptied, not removed, since another process may be holding the very file.
     """
     name = path.with_name(path.name + ".lock")
-    lock: sqlite3.Connection | None = None
     try:
-        lock = sqlite3.connect(name, timeout=0, isolation_level=None, check_same_thread=False)
-        lock.execute("BEGIN EXCLUSIVE")
+        return _lock_file(name)
     except sqlite3.Error as error:
-        if lock is not None:
-            lock.close()
         if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
             return None
-        raise as_store_error(error, name) from error
+        if error.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+            raise as_store_error(error, name) from error
+        try:
+            os.truncate(name, 0)
+        except OSError as problem:
+            raise as_store_error(error, name) from problem
+    return _take_lock(path)
+
+
+def _lock_file(name: Path) -> sqlite3.Connection:
+    lock = sqlite3.connect(name, timeout=0, isolation_level=None, check_same_thread=False)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.Error:
+        lock.close()
+        raise
     return lock

@@ -21,7 +21,7 @@ from chatpage.errors import (
     StoreFullError,
     StoreReadOnlyError,
 )
-from chatpage.store import LOCAL_USER, Conversation, Store, database, database_path
+from chatpage.store import LOCAL_USER, Conversation, NodeStatus, Store, database, database_path
 from chatpage.store.database import Database
 from tests.store.helpers import add, assistant, shown, tree_of, user
 
@@ -257,3 +257,18 @@ def test_threads_end_when_the_store_is_closed(tmp_path: Path) -> None:
     opened.read(lambda db: db.execute("SELECT 1").fetchone()).result()
     opened.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("chatpage-store")]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"x" * 5000])
+def test_a_damaged_lock_keeps_nobody_out(tmp_path: Path, damage: bytes) -> None:
+    """Found by poisoned state files: a server would not start any more, though nothing is ever in its lock."""
+    lock = tmp_path / "chatpage.db.lock"
+    lock.write_bytes(damage)
+    with Store(tmp_path / "chatpage.db") as first:
+        conversation = first.create_conversation(LOCAL_USER)
+        node_id = add(first, conversation, None, assistant("The cat", status=NodeStatus.STREAMING))
+        lock.write_bytes(damage)
+        with Store(first.path) as second:  # sees that the first still holds it, so the node streams on
+            assert second.get_node(LOCAL_USER, conversation.id, node_id).status is NodeStatus.STREAMING
+    with Store(first.path) as third:
+        assert third.get_node(LOCAL_USER, conversation.id, node_id).status is NodeStatus.INTERRUPTED
