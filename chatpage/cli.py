@@ -159,31 +159,51 @@ def generate(
 def bench(
     *,
     config: EngineConfig,
+    against: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="transformers,openvino,onnxruntime,llama.cpp,llama.cpp-q4_0,vllm")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the numbers as JSON")] = None,
-    workloads: Annotated[str | None, typer.Option(help="which to run, such as W1,W4 (default: all of W1 to W8)")] = None,
+    chart_file: Annotated[Path | None, typer.Option("--chart", metavar="FILE", help="draw the numbers as SVG")] = None,
+    workloads: Annotated[str | None, typer.Option(help="which to run, such as W1,W4 (default: W1 to W8 and STEP)")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="runs of each; medians are reported (default: 3)")] = None,
+    patience: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="wait this long for other processes to rest, before each run")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a tenth of the lengths, and one run by default")] = False,
     counters: Annotated[bool, typer.Option("--counters", help="only count tokens, rows and bytes; fail if one is off")] = False,
 ) -> None:
-    """Measure chatpage beside plain transformers, or check what is never computed twice."""
-    if counters and (workloads is not None or repeat is not None or quick):
-        raise InvalidRequestError("--counters always counts everything once: leave out --workloads, --repeat and --quick.")
+    """Measure chatpage beside other engines (default: plain transformers), or check what is never computed twice."""
+    others = (against, chart_file, workloads, repeat, patience)
+    if counters and (quick or any(value is not None for value in others)):
+        raise InvalidRequestError(
+            "--counters always counts everything once: leave out --against, --chart, --workloads, --repeat, --patience "
+            "and --quick."
+        )
     from rich.console import Console
-
-    from chatpage.bench import report
-    from chatpage.bench.workloads import TITLES, parse_names
 
     if config.kv_disk is not None:
         raise InvalidRequestError("What lies on disk would make cold runs warm: give --kv-disk off (W8 has its own).")
     console = Console(highlight=False)
-    names = tuple(TITLES) if workloads is None else parse_names(workloads)
-    engine = _load(config)
     if counters:
-        if not report.run_counters(engine, console, json_file=json_file):
+        from chatpage.bench.report import run_counters
+
+        if not run_counters(_load(config), console, json_file=json_file):
             sys.exit(EXIT_ERROR)
         return
-    runs = repeat or (1 if quick else 3)
-    report.run_times(engine, console, names, repeat=runs, is_quick=quick, json_file=json_file)
+    from chatpage.bench.against import Plan, run_against
+    from chatpage.bench.peers.registry import parse_peers
+    from chatpage.bench.workloads import TITLES, parse_names
+
+    plan = Plan(
+        workloads=tuple(TITLES) if workloads is None else parse_names(workloads),
+        peers=parse_peers("transformers" if against is None else against),
+        repeat=repeat or (1 if quick else 3),
+        is_quick=quick,
+        patience_s=patience or 0.0,
+        json_file=json_file,
+        chart_file=chart_file,
+    )
+    run_against(config, plan, console)
 
 
 @app.command()

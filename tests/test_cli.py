@@ -113,6 +113,9 @@ def test_the_package_runs_as_a_module() -> None:
         (["chat", "--system", "\udcff"], "--system is not valid UTF-8"),
         (["bench", "--workloads", "W1,W9"], "There is no workload W9; known are W1"),
         (["bench", "--workloads", ","], "--workloads names none"),
+        (["bench", "--against", "ollama"], "There is no engine ollama to run against; known are transformers, openvino"),
+        (["bench", "--quick", "--chart", "/no/such/bench.svg"], "Cannot write /no/such/bench.svg"),
+        (["bench", "--counters", "--against", "vllm"], "--counters always counts everything once"),
         (["bench", "--kv-disk", "here"], "would make cold runs warm"),
         (["bench", "--counters", "--quick"], "--counters always counts everything once"),
         (["doctor", "--threads", "0"], "threads: Input should be greater than or equal to 1"),
@@ -342,7 +345,8 @@ def test_bench_measures_one_workload_and_writes_it_down(run: Run, tmp_path: Path
     assert code == 0
     assert "W1 decode, one stream" in out
     times = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["times"]
-    assert [len(times["W1"][runner]["decode tok/s"]) for runner in ("chatpage", "transformers")] == [2, 2]
+    speeds = [times["W1"][engine]["numbers"]["decode tok/s"]["values"] for engine in ("chatpage", "transformers")]
+    assert [len(values) for values in speeds] == [2, 2]
 
 
 def test_chat_reads_piped_lines(run: Run) -> None:

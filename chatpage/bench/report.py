@@ -1,77 +1,128 @@
-"""Runs the benches and shows the numbers: `chatpage bench`.
+"""Shows the numbers of `chatpage bench`: tables on the terminal, a JSON file, a chart.
 
-Invariant: the runners take turns within every repetition, so a machine that slows down slows both, and medians are compared.
+Invariant: whatever is missing is shown as "-" with its reason, and what was taken on a busy machine is marked.
 """
 
 import json
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chatpage.bench.chatpage_runner import ChatpageRunner
+from chatpage.bench.chart import draw
 from chatpage.bench.counters import Counter, count_all
-from chatpage.bench.transformers_runner import TransformersRunner
-from chatpage.bench.workloads import TITLES, Prompts, Sizes
+from chatpage.bench.measuring import BUSY_SHARE, START, Results, Spread, ratio_to_best
+from chatpage.bench.peers.registry import OURS
+from chatpage.bench.workloads import TITLES
 from chatpage.engine.core import Engine
-from chatpage.errors import ContextLengthError, InvalidRequestError
+from chatpage.errors import InvalidRequestError
 
-_QUICK_SHARE = 0.1
-_ROOM = 200  # tokens for turns and replies beside the longest prompt
-
-Results = dict[str, dict[str, dict[str, list[float]]]]  # workload -> runner -> number -> one value per repetition
-
-
-class Runner(Protocol):
-    """A system under test."""
-
-    name: str
-
-    def warm_up(self) -> None:
-        """Run once what is slow the first time."""
-
-    def run(self, name: str, seed: str) -> dict[str, float]:
-        """Run a workload once and return its numbers by name."""
+Tell = Callable[[str], None]
+_MARK = "~"
+_PLAIN_WIDTH = 180  # of output that is no terminal: nothing is cut
 
 
-def run_times(
-    engine: Engine, console: Console, names: Sequence[str], *, repeat: int, is_quick: bool, json_file: Path | None
-) -> Results:
-    """Time the workloads on chatpage and on transformers; print a table and write `json_file`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """How the numbers were taken.
+
+    Args:
+        machine: What it is.
+        model: As the user gave it.
+        repeat: Repetitions of each workload.
+        is_quick: With a tenth of the lengths.
+        engines: Versions, weights and flags of each engine.
+        absent: Engines that were asked for and not measured, with the reason.
+    """
+
+    machine: dict[str, str]
+    model: str
+    repeat: int
+    is_quick: bool
+    engines: dict[str, dict[str, str]]
+    absent: dict[str, str]
+
+
+def show(results: Results, facts: Facts, console: Console) -> None:
+    """Print the table and what must be said about it."""
+    if not console.is_terminal:
+        console.width = max(console.width, _PLAIN_WIDTH)
+    console.print(render_times(results, list(facts.engines)))
+    for note in notes(results, facts):
+        console.print(Text(note, "dim"), soft_wrap=True)
+
+
+def write_files(results: Results, facts: Facts, *, json_file: Path | None, chart_file: Path | None) -> None:
+    """Write the numbers and the chart.
 
     Raises:
-        ContextLengthError: The longest workload does not fit the engine.
+        InvalidRequestError: A file cannot be written.
     """
-    sizes = Sizes().scaled(_QUICK_SHARE) if is_quick else Sizes()
-    _check_room(engine, sizes, names)
-    prompts = Prompts(engine.tokenizer)
-    runners: list[Runner] = [ChatpageRunner(engine, prompts, sizes), TransformersRunner(engine, prompts, sizes)]
-    for runner in runners:
-        runner.warm_up()
-    results = measure(runners, names, repeat=repeat, console=console)
-    console.print(render_times(results, [runner.name for runner in runners]))
-    _write(
-        json_file, {"model": engine.model.description, "threads": torch.get_num_threads(), "repeat": repeat, "times": results}
-    )
-    return results
+    if json_file is not None:
+        write(json_file, json.dumps(as_json(results, facts), indent=1) + "\n")
+    if chart_file is not None:
+        write(chart_file, draw(results, list(facts.engines)))
 
 
-def measure(runners: Sequence[Runner], names: Sequence[str], *, repeat: int, console: Console) -> Results:
-    """Run every workload `repeat` times on every runner, taking turns."""
-    results: Results = {name: {runner.name: {} for runner in runners} for name in names}
-    with console.status("measuring …") as status:
-        for name in names:
-            for repetition in range(repeat):
-                for runner in runners:
-                    status.update(f"{name} {TITLES[name]}, {repetition + 1} of {repeat}: {runner.name} …")
-                    for number, value in runner.run(name, f"{name} number {repetition}").items():
-                        results[name][runner.name].setdefault(number, []).append(value)
-    return results
+def render_times(results: Results, engines: Sequence[str]) -> Table:
+    """One row per number: the median of each engine with its extremes, and what that is to the best of the others."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for name in engines:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("to the best", justify="right", no_wrap=True)
+    for workload, by_engine in results.outcomes.items():
+        table.add_row(Text(f"{workload} {_title(workload)}", "cyan"))
+        for number in _numbers(results, workload):
+            cells = [_cell(by_engine[name].spread(number), is_busy=by_engine[name].is_busy) for name in engines]
+            table.add_row(f"  {number}", *cells, _ratio(results, workload, number, engines[0]))
+    return table
+
+
+def notes(results: Results, facts: Facts) -> list[str]:
+    """Say what the table cannot: what is missing and why, what was busy, and whether the engines say the same."""
+    lines = [f"Medians of {facts.repeat} (least to most); a ratio above 1 is {OURS}'s advantage over the best of the others."]
+    if any(outcome.is_busy for by_engine in results.outcomes.values() for outcome in by_engine.values()):
+        lines.append(
+            f"{_MARK} taken while other processes had more than {BUSY_SHARE:.0%} of the processors: repeat it at rest."
+        )
+    for name in facts.engines:
+        if (same := results.num_same_ids(OURS, name)) is not None and name != OURS:
+            lines.append(f"{name} took the same first {same} of {len(results.first_ids[OURS])} tokens in W1.")
+    for workload, by_engine in results.outcomes.items():
+        for name, outcome in by_engine.items():
+            if outcome.reason:
+                lines.append(f"{workload} -: {name} {outcome.reason}.")
+    return lines + [f"{name}: {reason}." for name, reason in facts.absent.items()]
+
+
+def as_json(results: Results, facts: Facts) -> dict[str, Any]:
+    """Everything that was measured and how, as plain values."""
+    times = {
+        workload: {
+            name: {
+                "numbers": {number: _spread_json(outcome.spread(number)) for number in outcome.numbers},
+                "others' share of the processors": outcome.foreign,
+                "busy": outcome.is_busy,
+                "reason": outcome.reason,
+            }
+            for name, outcome in by_engine.items()
+        }
+        for workload, by_engine in results.outcomes.items()
+    }
+    ratios = {
+        workload: {
+            number: {"ratio": found[0], "best": found[1]}
+            for number in _numbers(results, workload)
+            if (found := ratio_to_best(results, workload, number, OURS)) is not None
+        }
+        for workload in results.outcomes
+    }
+    return asdict(facts) | {"times": times, "ratios": ratios, "first ids": results.first_ids}
 
 
 def run_counters(engine: Engine, console: Console, *, json_file: Path | None) -> bool:
@@ -79,24 +130,9 @@ def run_counters(engine: Engine, console: Console, *, json_file: Path | None) ->
     counters = count_all(engine)
     console.print(render_counters(counters))
     rows = [{"name": c.name, "expected": c.expected, "seen": c.seen, "ok": c.is_ok} for c in counters]
-    _write(json_file, {"model": engine.model.description, "counters": rows})
+    if json_file is not None:
+        write(json_file, json.dumps({"model": engine.model.description, "counters": rows}, indent=1) + "\n")
     return all(counter.is_ok for counter in counters)
-
-
-def render_times(results: Results, runner_names: Sequence[str]) -> Table:
-    """One row per number: the median of each runner, and chatpage's advantage."""
-    table = Table(box=None, header_style="bold")
-    table.add_column("")
-    table.add_column("")
-    for name in (*runner_names, "ratio"):
-        table.add_column(name, justify="right")
-    for workload, by_runner in results.items():
-        title = f"{workload} {TITLES[workload]}"
-        for number in by_runner[runner_names[0]]:
-            medians = [statistics.median(by_runner[name][number]) for name in runner_names]
-            table.add_row(Text(title, "cyan"), number, *(_format(value) for value in medians), _ratio(number, medians))
-            title = ""
-    return table
 
 
 def render_counters(counters: Sequence[Counter]) -> Table:
@@ -110,30 +146,46 @@ def render_counters(counters: Sequence[Counter]) -> Table:
     return table
 
 
-def _check_room(engine: Engine, sizes: Sizes, names: Sequence[str]) -> None:
-    longest = sizes.fork if {"W7", "W8"} & set(names) else max(sizes.prompt, sizes.system, sizes.decode_in + sizes.decode_out)
-    if longest + _ROOM > engine.max_model_len:
-        raise ContextLengthError(
-            f"The longest workload needs {longest + _ROOM} tokens, the engine takes {engine.max_model_len}: "
-            "use --quick, choose others with --workloads, or raise --kv-memory."
-        )
+def write(file: Path, text: str) -> None:
+    """Write a file of the report.
 
-
-def _format(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
-
-
-def _ratio(number: str, medians: Sequence[float]) -> str:
-    """How many times better the first runner is; less is better unless it is a rate."""
-    ours, theirs = medians[0], medians[-1]
-    better, worse = (ours, theirs) if number.endswith("tok/s") else (theirs, ours)
-    return f"{better / worse:,.1f}x" if worse else "-"
-
-
-def _write(file: Path | None, content: dict[str, Any]) -> None:
-    if file is None:
-        return
+    Raises:
+        InvalidRequestError: It cannot be written.
+    """
     try:
-        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidRequestError(f"Cannot write {file}: {error.strerror}.") from error
+
+
+def format_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.3g}"
+
+
+def _title(workload: str) -> str:
+    return "until ready to answer" if workload == START else TITLES[workload]
+
+
+def _numbers(results: Results, workload: str) -> list[str]:
+    """The names of the numbers of a workload, of whichever engine has them, in the order they are taken in."""
+    return list(dict.fromkeys(n for outcome in results.outcomes[workload].values() for n in outcome.numbers))
+
+
+def _cell(spread: Spread | None, *, is_busy: bool) -> Text:
+    if spread is None:
+        return Text("-")
+    text = Text((_MARK if is_busy else "") + format_number(spread.median))
+    low, high = format_number(min(spread.values)), format_number(max(spread.values))
+    if low != high:
+        text.append(f"\n{low} to {high}", "dim")
+    return text
+
+
+def _ratio(results: Results, workload: str, number: str, ours: str) -> str:
+    found = ratio_to_best(results, workload, number, ours)
+    return f"{found[0]:,.2f}x {found[1]}" if found else "-"
+
+
+def _spread_json(spread: Spread | None) -> dict[str, Any]:
+    assert spread is not None, "a number that is there has values"
+    return {"median": spread.median, "min": min(spread.values), "max": max(spread.values), "values": spread.values}

@@ -1,4 +1,4 @@
-"""The workloads W1 to W8, as exact token ids.
+"""The workloads W1 to W8 and STEP, as exact token ids.
 
 Invariant: every runner gets the same ids, and each repetition gets ids that share nothing with the ones before, so "cold" is
 cold everywhere.
@@ -7,10 +7,11 @@ cold everywhere.
     W2 prefill: 1,500 tokens, cold                   W5 8 chats on one 1,000-token system prompt, 64 out (cold, warm)
     W3 next turn: 1,500 cached + 28 new, first token W6 regenerate one reply at 1,500 tokens: first token, tokens computed
     W7 fork a 4,000-token conversation: bytes copied, microseconds      W8 restart, then continue at 4,000 tokens: first token
+    STEP a decode step of 1, 2, 4, 8 and 16 rows that share 1,500 tokens
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
@@ -27,6 +28,7 @@ TITLES = {
     "W6": "regenerate, first token",
     "W7": "fork a long conversation",
     "W8": "restart, then continue a long conversation",
+    "STEP": "decode step, shared prompt",
 }
 NUM_SAMPLES = 8
 _QUESTIONS = (
@@ -53,6 +55,16 @@ _CHARACTERS_PER_TOKEN = 8  # more than any tokenizer packs, so that a text is al
 
 
 @dataclass(frozen=True, slots=True)
+class Material:
+    """The prompts of one repetition of a workload; what a workload does not need is empty."""
+
+    prompt: list[int]
+    turn: list[int] = field(default_factory=list)
+    chats: list[list[int]] = field(default_factory=list)
+    second_chats: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Lengths in tokens."""
 
@@ -64,6 +76,7 @@ class Sizes:
     question: int = 25
     sample_out: int = 64
     fork: int = 4000
+    step_out: int = 33
 
     def scaled(self, share: float) -> "Sizes":
         """Shorten the long ones; a turn and a question stay what they are."""
@@ -91,6 +104,18 @@ class Prompts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+
+    def material(self, name: str, seed: str, sizes: Sizes) -> Material:
+        """The prompts of workload `name`, new for every seed."""
+        if name == "W1":
+            return Material(self.chat(seed, sizes.decode_in))
+        if name == "W5":
+            system = self.system(seed, sizes.system)
+            chats, second = (self.questions(system, sizes.question, is_second=is_second) for is_second in (False, True))
+            return Material(system, chats=chats, second_chats=second)
+        prompt = self.chat(seed, sizes.fork if name in ("W7", "W8") else sizes.prompt)
+        turn = self.turn("And what came after that?", sizes.next_turn) if name in ("W3", "W8") else []
+        return Material(prompt, turn)
 
     def chat(self, seed: str, num_tokens: int) -> list[int]:
         """A prompt of a long user message that ends where a reply begins, `num_tokens` long.
