@@ -1,5 +1,6 @@
 """`chatpage kv`: what the server keeps of its KV on disk."""
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,12 +35,14 @@ def with_kv_disk(config: EngineConfig, data: Path | None) -> EngineConfig:
 
 @kv.command("info")
 def info(kv_disk: KvDir = None, data: DataDir = None) -> None:
-    """Print the folder, its blocks, and its bytes."""
+    """Print the folder, its blocks, its bytes, and what is free on its disk."""
     folder = _open(kv_disk, data)
     files = folder.files()
     print(f"folder\t{folder.path}")
     print(f"blocks\t{len(files):,}")
     print(f"bytes\t{sum(file.num_bytes for file in files):,} of {folder.limit:,}")
+    if folder.path.exists():
+        print(f"free there\t{shutil.disk_usage(folder.path).free:,}")
     if files:
         for name, moment in (("oldest use", files[0].used_ns), ("latest use", files[-1].used_ns)):
             print(f"{name}\t{datetime.fromtimestamp(moment / 1e9, UTC):%Y-%m-%d %H:%M} UTC")

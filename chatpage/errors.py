@@ -147,3 +147,12 @@ class OverloadedError(ChatpageError):
     """Too much is waiting; the same request can succeed a moment later."""
 
     code = "overloaded"
+
+
+class RestartingError(ChatpageError):
+    """The server is ending, most likely to be started again; the same request can succeed when it is back."""
+
+    code = "restarting"
+
+    def __init__(self, message: str = "The server is restarting; send the request again in a moment.") -> None:
+        super().__init__(message)

@@ -20,6 +20,7 @@ from websockets.typing import Subprotocol
 
 from chatpage.client.conversations import Conversations
 from chatpage.client.http import ServerError
+from chatpage.errors import RestartingError
 from chatpage.server.protocol import (
     PROTOCOL,
     ClientMessage,
@@ -179,6 +180,8 @@ class AsyncClient(Conversations):
 
 async def _receive(socket: ClientConnection) -> ServerMessage:
     message = parse_server_message(await socket.recv())
+    if isinstance(message, ErrorMessage) and message.code == RestartingError.code:
+        raise ConnectionResetError(message.message)
     if isinstance(message, ErrorMessage):
         raise ServerError(message.code, message.message, retryable=message.retryable)
     return message

@@ -18,7 +18,7 @@ from chatpage.engine.kv_disk.disk import KvDisk
 from chatpage.engine.models.loading import LoadedModel
 from chatpage.engine.prefix_tree import PrefixTree, RootKey
 from chatpage.engine.sample_stream import Ending, SampleStream
-from chatpage.engine.sampler import SamplingState, sample
+from chatpage.engine.sampler import InvalidLogitsError, SamplingState, sample
 from chatpage.engine.scheduler import ScheduledSequence, Scheduler, StepPlan
 from chatpage.engine.sequence import Request, Sequence
 from chatpage.engine.stats import StepCounters
@@ -64,6 +64,7 @@ class Executor:
         self._runner = model.runner
         self._kv_cache = kv_cache
         self._pool = pool
+        self._tree = tree
         self._max_model_len = max_model_len
         self._on_end = on_end
         self._disk = disk
@@ -164,14 +165,28 @@ class Executor:
         if not branches:
             return 0
         states = [self._streams[branch].sampling for branch in branches]
-        for branch, token in zip(branches, sample(logits, states, self._runner.eos_token_ids, rows=rows), strict=True):
-            if branch.is_finished:
-                continue  # a sibling's row was not a number, and the whole request failed with it
-            if isinstance(token, EngineStepError):
-                self._fail([branch.request], token)
+        failed: dict[Request, list[tuple[Sequence, InvalidLogitsError]]] = {}
+        for branch, row, token in zip(
+            branches, rows, sample(logits, states, self._runner.eos_token_ids, rows=rows), strict=True
+        ):
+            if isinstance(token, InvalidLogitsError):
+                failed.setdefault(branch.request, []).append((branch, _invalid_logits(branch, logits[row], row)))
             else:
                 self._append(branch, token)
+        for request, samples in failed.items():
+            self._fail_samples(request, samples)
         return len(branches)
+
+    def _fail_samples(self, request: Request, samples: SequenceOf[tuple[Sequence, InvalidLogitsError]]) -> None:
+        """End samples whose logits were no numbers, and the request only if it has no other; none of its KV is used again."""
+        if len(samples) == len(request.sequences):
+            self._fail([request], samples[0][1])
+        else:
+            for sequence, error in samples:
+                self._end(sequence, Ending(FinishReason.ERROR, detail=str(error)))
+            self._close_if_finished(request)
+        self._tree.forget(request.root)
+        self._tips.forget(request.root)
 
     def _branches(self, sequence: Sequence) -> list[Sequence]:
         """The sequences that continue from this one's logits: itself, or all live samples when the prompt just ended."""
@@ -269,6 +284,18 @@ class Executor:
             self._model.tokenizer, request.prompt_token_ids, stop=params.stop, min_tokens=params.min_tokens
         )
         self._streams[sequence] = SampleStream(sequence, sampling, detokenizer)
+
+
+def _invalid_logits(branch: Sequence, logits: torch.Tensor, row: int) -> InvalidLogitsError:
+    """Say at which token a sample got logits that no token can be chosen from, and why."""
+    place = f"token {branch.num_output_tokens + 1} of the answer (position {branch.num_tokens})"
+    if not (logits.isnan() | logits.isposinf()).any():
+        return InvalidLogitsError(f"No token is left for {place}: min_tokens and the stop tokens rule out every one.", row)
+    return InvalidLogitsError(
+        f"The model gave logits that are not numbers (NaN or infinity) for {place}: it overflowed in this dtype "
+        "(load it with --dtype float32), or its weights are damaged.",
+        row,
+    )
 
 
 def _batch_row(scheduled: ScheduledSequence) -> BatchRow:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chatpage.engine import fast_sampling
 from chatpage.engine.sampling_state import Int64Array, SamplingState
 from chatpage.errors import EngineStepError
 from chatpage.events import TokenLogprob
@@ -36,16 +37,15 @@ _MIN_TEMPERATURE = 1e-30  # smaller ones would be 0 in float32; by far all mass 
 class InvalidLogitsError(EngineStepError):
     """A row of logits from which no token can be chosen: it holds NaN or +inf, or no finite number at all."""
 
-    def __init__(self, row: int, num_rows: int) -> None:
+    code = "invalid_logits"
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
         self.row = row
-        super().__init__(
-            f"No token can be chosen from row {row} of {num_rows}: its logits hold NaN or infinity, or rule out every token. "
-            "Either the model overflowed in this dtype (load it with float32), or its weights are damaged, or min_tokens holds "
-            "off every token there is."
-        )
 
 
 SampledToken = TokenLogprob | InvalidLogitsError
+_Choice = tuple[list[int], list[float], list[tuple[tuple[int, float], ...]]]  # token or -1, its log probability, alternatives
 
 
 @torch.inference_mode()
@@ -66,8 +66,31 @@ def sample(
     """
     if not states:
         return []
-    raw = _state_rows(logits, len(states), rows)
-    raw, raw_max, is_bad = _without_bad_rows(raw)
+    rows = _check_rows(logits, len(states), rows)
+    choose = _choose_in_cpp if fast_sampling.is_ready(logits) else _choose_in_torch
+    tokens, logprobs, alternatives = choose(logits, rows, states, eos_token_ids)
+    return [
+        _invalid(row, len(states)) if token_id < 0 else TokenLogprob(token_id, logprob, others)
+        for row, (token_id, logprob, others) in enumerate(zip(tokens, logprobs, alternatives, strict=True))
+    ]
+
+
+def _choose_in_cpp(
+    logits: Tensor, rows: Sequence[int], states: Sequence[SamplingState], eos_token_ids: frozenset[int]
+) -> _Choice:
+    has_edits = any(state.has_edits for state in states)
+    edited = _edit(_state_rows(logits, rows), states, eos_token_ids) if has_edits else None
+    tokens, logprobs = fast_sampling.choose(logits, edited, rows, states)
+    if not any(state.params.logprobs for state in states):
+        return tokens, logprobs, [()] * len(states)
+    raw, _, _ = _without_bad_rows(_state_rows(logits, rows))
+    return tokens, logprobs, _alternatives(raw.log_softmax(-1), states)
+
+
+def _choose_in_torch(
+    logits: Tensor, rows: Sequence[int], states: Sequence[SamplingState], eos_token_ids: frozenset[int]
+) -> _Choice:
+    raw, raw_max, is_bad = _without_bad_rows(_state_rows(logits, rows))
     work = _edit(raw, states, eos_token_ids)
     if work is raw:
         work_max = raw_max
@@ -76,23 +99,27 @@ def sample(
         is_bad |= is_bad_work
     tokens = _choose(work, work_max, states)
     logprobs = raw.log_softmax(-1)
-    chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-    alternatives = _alternatives(logprobs, states)
-    return [
-        InvalidLogitsError(row, len(states)) if bad else TokenLogprob(token_id, logprob, others)
-        for row, (bad, token_id, logprob, others) in enumerate(
-            zip(is_bad.tolist(), tokens.tolist(), chosen, alternatives, strict=True)
-        )
-    ]
+    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+    return tokens.masked_fill(is_bad, -1).tolist(), chosen.tolist(), _alternatives(logprobs, states)
 
 
-def _state_rows(logits: Tensor, num_states: int, rows: Sequence[int] | None) -> Tensor:
+def _invalid(row: int, num_rows: int) -> InvalidLogitsError:
+    return InvalidLogitsError(
+        f"No token can be chosen from row {row} of {num_rows}: its logits hold NaN or infinity, or rule out every token.", row
+    )
+
+
+def _check_rows(logits: Tensor, num_states: int, rows: Sequence[int] | None) -> Sequence[int]:
     if logits.ndim != 2 or logits.dtype != torch.float32:
         raise ValueError(f"logits must be float32 [num_rows, vocab_size], got {logits.dtype} {tuple(logits.shape)}.")
     if rows is None:
         rows = range(num_states)
     if len(rows) != num_states:
         raise ValueError(f"rows names {len(rows)} rows for {num_states} states; give one per state.")
+    return rows
+
+
+def _state_rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
     if list(rows) == list(range(logits.shape[0])):
         return logits.contiguous()
     return logits[torch.tensor(list(rows), device=logits.device)]

@@ -72,6 +72,12 @@ class Loads(Protocol):
     def give_up(self) -> bool:
         """Let go of the blocks of a load; False if none has any."""
 
+    def keep(self, sequence: Sequence) -> None:
+        """A sequence was preempted: save what it computed before it is evicted."""
+
+    def resume(self, sequence: Sequence) -> bool:
+        """A preempted sequence has room again: load what memory has lost of it; False if that is nothing, or takes longer."""
+
 
 class Scheduler:
     """Owns the waiting and running sequences and is the only one that moves them.
@@ -278,6 +284,9 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.move_to(SequenceStatus.PREEMPTED)
         sequence.request.num_preemptions += 1
+        if self._loads:
+            self._loads.keep(sequence)
+            sequence.may_be_on_disk = True
         self.num_preemptions += 1
         older = len(tuple(takewhile(lambda waiting: waiting.age < sequence.age, self.waiting)))
         self.waiting.insert(older, sequence)
@@ -295,10 +304,19 @@ class Scheduler:
             if needed + promised > self._pool.num_available:
                 table.free()
                 break
+            if self._must_load(sequence):
+                table.free()
+                promised += needed
+                continue
             self._enter(sequence, table, match.num_tokens)
             admitted.append(sequence)
             promised += needed
         return admitted
+
+    def _must_load(self, sequence: Sequence) -> bool:
+        """Whether a preempted sequence waits a little longer, because blocks of it come back from disk; tried only once."""
+        is_asked, sequence.may_be_on_disk = sequence.may_be_on_disk, False
+        return is_asked and self._loads is not None and self._loads.resume(sequence)
 
     def _enter(self, sequence: Sequence, table: BlockTable, num_cached_tokens: int) -> None:
         self.waiting.remove(sequence)

@@ -83,6 +83,7 @@ class Sequence:
     num_computed_tokens: int = 0
     table: BlockTable | None = None
     status: SequenceStatus = SequenceStatus.PENDING
+    may_be_on_disk: bool = False  # since it was preempted
     last_step: int = 0  # number of the step that last computed it, so that a small budget goes round
 
     @property

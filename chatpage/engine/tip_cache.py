@@ -41,6 +41,11 @@ class TipCache:
         self._rows.move_to_end(key)
         return self._rows[key]
 
+    def forget(self, root: RootKey) -> None:
+        """Drop what is kept under one root."""
+        for key in [key for key in self._rows if key[0] == root]:
+            del self._rows[key]
+
     def clear(self) -> None:
         self._rows.clear()
 

@@ -10,12 +10,14 @@ from starlette.responses import JSONResponse
 from chatpage import __version__
 from chatpage.server import files, login, metrics, rest, tokens
 from chatpage.server.asyncapi import asyncapi_yaml
+from chatpage.server.draining import Drain, DrainEnds
 from chatpage.server.logs import RunLogger
 from chatpage.server.metrics import Metrics
 from chatpage.server.openai import router as openai
 from chatpage.server.openai.replies import ReplyMemory
 from chatpage.server.passwords import Passwords
 from chatpage.server.problems import handle_errors
+from chatpage.server.revoking import Revoker
 from chatpage.server.security import SOCKET_PATH, Auth, BodyLimit, LoginGate, OriginGuard
 from chatpage.server.settings import ServeSettings
 from chatpage.server.watch import RequestWatch
@@ -38,7 +40,10 @@ def create_app(session: Session, settings: ServeSettings) -> FastAPI:
     app.state.passwords = Passwords(session.store)
     app.state.metrics = Metrics(session)
     app.state.replies = ReplyMemory()
+    app.state.drain = Drain(session)
+    app.state.revoker = Revoker(app.state.auth)
     session.watchers += [app.state.metrics, RunLogger(with_text=settings.logs.with_text)]
+    app.add_middleware(DrainEnds, drain=app.state.drain)
     app.add_middleware(LoginGate, auth=app.state.auth)
     app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES, unlimited=frozenset({files.IMPORT_PATH}))
     if settings.allowed_origins:
@@ -61,16 +66,22 @@ def create_app(session: Session, settings: ServeSettings) -> FastAPI:
     return app
 
 
-async def _health() -> dict[str, str]:
-    """The process is up."""
-    return {"status": "ok"}
+async def _health(request: Request) -> dict[str, str]:
+    """The process is up; whether it computes too stands beside it: 200 all the same, since the engine is started again."""
+    state = _state_of(request)
+    return {"status": "ok" if state == "ready" else "degraded", "engine": state}
 
 
 async def _ready(request: Request) -> JSONResponse:
-    """The engine computes; 503 while it is started again."""
+    """The engine computes; 503 while it is started again, and while the server ends."""
+    drain: Drain = request.app.state.drain
+    state = "restarting" if drain.has_begun else _state_of(request)
+    return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+
+def _state_of(request: Request) -> str:
     session: Session = request.app.state.session
-    is_ready = session.engine.is_alive
-    return JSONResponse({"status": "ready" if is_ready else "starting"}, 200 if is_ready else 503)
+    return "ready" if session.engine.is_alive else "starting"
 
 
 async def _asyncapi() -> Response:

@@ -17,6 +17,7 @@ from chatpage.errors import ChatpageError, InvalidRequestError
 from chatpage.server.login_page import login_page
 from chatpage.server.passwords import Passwords, TooManyGuessesError
 from chatpage.server.problems import ForbiddenError, TooLargeError, UnauthorizedError, status_of
+from chatpage.server.revoking import Credential, Revoker
 from chatpage.server.security import LOGIN_PATH, LOGOUT_PATH, Auth, check_not_forged
 from chatpage.server.views import Model
 from chatpage.store import User
@@ -79,6 +80,8 @@ async def log_out(request: Request) -> Response:
     if token := request.cookies.get(auth.cookie_name(request)):
         check_not_forged(request)
         await auth.store.end_login.aio(token)
+        revoker: Revoker = request.app.state.revoker
+        await revoker.end(Credential(token, is_key=False))
     answer: Response = RedirectResponse(LOGIN_PATH, 303) if _is_form(request) else Response(status_code=204)
     _set_cookie(answer, request, "", 0)
     return answer

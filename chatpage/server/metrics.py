@@ -39,6 +39,7 @@ _COUNTED_ON_DISK = {  # field of `KvDiskStats`: likewise
     "loaded_blocks": ("loaded_blocks", "Blocks that were loaded from disk."),
     "loaded_tokens": ("loaded_tokens", "Tokens in them: so many were not computed again."),
     "damaged_files": ("damaged_files", "Files that were found damaged, and removed."),
+    "write_errors": ("write_errors", "Errors of the disk while saving; each pauses it for up to a minute."),
     "evicted_blocks": ("evicted_blocks", "Blocks that were removed to stay under the limit."),
 }
 
@@ -121,7 +122,9 @@ def _of_engine(stats: EngineStats) -> Iterator[Metric]:
         yield GaugeMetricFamily("chatpage_kv_disk_blocks", "Blocks on disk.", disk.blocks)
         yield GaugeMetricFamily("chatpage_kv_disk_bytes", "Bytes on disk.", disk.bytes)
         yield GaugeMetricFamily(
-            "chatpage_kv_disk_saving", "1 while blocks are saved, 0 after an error of the disk.", int(disk.is_saving)
+            "chatpage_kv_disk_saving",
+            "1 while blocks are saved, 0 from an error of the disk until it is gone.",
+            int(disk.is_saving),
         )
         for field, (name, text) in _COUNTED_ON_DISK.items():
             yield CounterMetricFamily(f"chatpage_kv_disk_{name}", text, getattr(disk, field))

@@ -3,6 +3,7 @@
 Invariant: a `ChatpageError` is told to the client as it stands; of any other exception only that it happened.
 """
 
+import errno
 import logging
 from collections.abc import Mapping
 
@@ -18,6 +19,7 @@ from chatpage.errors import (
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
+    RestartingError,
     StoreBusyError,
     StoreFullError,
     UnknownRequestError,
@@ -49,6 +51,12 @@ class TooLargeError(InvalidRequestError):
     code = "too_large"
 
 
+class TooSlowError(InvalidRequestError):
+    """The body of a request came so slowly that it was not waited for."""
+
+    code = "too_slow"
+
+
 # The first class that fits counts.
 _STATUSES: tuple[tuple[type[ChatpageError], int], ...] = (
     (UnauthorizedError, 401),
@@ -57,13 +65,15 @@ _STATUSES: tuple[tuple[type[ChatpageError], int], ...] = (
     (UnknownRequestError, 404),
     (ConflictError, 409),
     (TooLargeError, 413),
+    (TooSlowError, 408),
     (OverloadedError, 429),
     (InvalidRequestError, 400),
     (EngineDeadError, 503),
+    (RestartingError, 503),
     (StoreBusyError, 503),
     (StoreFullError, 507),
 )
-_RETRYABLE = (OverloadedError, EngineDeadError, StoreBusyError)
+_RETRYABLE = (OverloadedError, EngineDeadError, RestartingError, StoreBusyError)
 
 
 def status_of(error: ChatpageError) -> int:
@@ -116,6 +126,8 @@ def handle_errors(app: FastAPI) -> None:
 
     async def internal(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return error_response(OverloadedError("The server has no file descriptor left; try again soon."), request.url.path)
         return _response(request.url.path, 500, INTERNAL_CODE, INTERNAL_TEXT)
 
     app.add_exception_handler(ChatpageError, own)

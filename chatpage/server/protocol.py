@@ -300,6 +300,13 @@ class ErrorMessage(Model):
     retryable: bool = False
 
 
+class Restarting(Model):
+    """Last message before the server closes with 1012: all that was written has been sent and stored; connect again soon."""
+
+    type: Literal["restarting"] = "restarting"
+    retry_after_ms: Count
+
+
 class Pong(Model):
     """Answer to `ping`."""
 
@@ -318,6 +325,7 @@ ServerMessage = Annotated[
     | PlanResult
     | KvStats
     | ErrorMessage
+    | Restarting
     | Pong,
     Field(discriminator="type"),
 ]

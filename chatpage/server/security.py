@@ -6,6 +6,7 @@ mounted into it; on loopback, who gives no key is the local user, and a wrong ke
 nothing: the browser must also say that the page was ours.
 """
 
+import asyncio
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers
@@ -13,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chatpage.server.problems import ForbiddenError, TooLargeError, UnauthorizedError, error_response
+from chatpage.server.problems import ForbiddenError, TooLargeError, TooSlowError, UnauthorizedError, error_response
 from chatpage.server.settings import ServeSettings, is_loopback_name
 from chatpage.store import LOCAL_USER, Store, User, UserId
 
@@ -29,6 +30,8 @@ OPEN_TO_ALL = frozenset(  # a method that is not listed could fall through to wh
     }.items()
     for method in methods
 )
+BODY_S = 30.0  # that any body may take,
+BODY_RATE = 8 * 1024  # and a second more for so many bytes
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _KNOWN_USER = "chatpage.user"  # in the scope of a request whose user was found
 
@@ -54,7 +57,10 @@ class OriginGuard:
 
 
 class BodyLimit:
-    """Refuse bodies that would fill the memory; paths that read theirs piece by piece check for themselves."""
+    """Refuse bodies that would fill the memory, and those that come so slowly that they only hold a connection.
+
+    Paths that read theirs piece by piece check the size for themselves.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int, unlimited: frozenset[str]) -> None:
         self._app = app
@@ -62,7 +68,11 @@ class BodyLimit:
         self._unlimited = unlimited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._unlimited:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        receive = _Timed(receive)
+        if scope["path"] in self._unlimited:
             await self._app(scope, receive, send)
             return
         error = TooLargeError(f"The body of a request may have {self._max_bytes} bytes.")
@@ -81,6 +91,30 @@ class BodyLimit:
             return message
 
         await self._app(scope, counted, send)
+
+
+class _Timed:
+    """The `receive` of a request whose body must come at a bounded pace, measured over all of it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._began = asyncio.get_running_loop().time()
+        self._size = 0
+        self._is_whole = False
+
+    async def __call__(self) -> Message:
+        if self._is_whole:
+            return await self._receive()  # waits for the end of the connection, as long as it takes
+        try:
+            async with asyncio.timeout_at(self._began + BODY_S + self._size / BODY_RATE):
+                message = await self._receive()
+        except TimeoutError:
+            raise TooSlowError(
+                f"{self._size} bytes of the body came within {BODY_S + self._size / BODY_RATE:.0f} s; send it faster."
+            ) from None
+        self._size += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        return message
 
 
 def check_source(headers: Headers, settings: ServeSettings) -> None:

@@ -21,6 +21,8 @@ from chatpage.engine.models.tokenizer import load_tokenizer
 from chatpage.engine.process import ProcessEngine, keep_alive
 from chatpage.errors import ConfigError
 from chatpage.server.app import create_app
+from chatpage.server.connections import HttpProtocol, raise_descriptor_limit, report_exhaustion
+from chatpage.server.draining import DRAIN_S, SHUTDOWN_S, Drain
 from chatpage.server.security import has_users
 from chatpage.server.settings import ServeSettings
 from chatpage.server.sockets import SocketProtocol
@@ -28,7 +30,6 @@ from chatpage.server.views import MAX_MESSAGE_BYTES
 from chatpage.session import Session
 from chatpage.store import Store, database_path
 
-SHUTDOWN_S = 5
 logger = logging.getLogger(__name__)
 
 
@@ -52,6 +53,7 @@ async def serve(
         ModelError: As `Engine.load`.
         StoreError: The database cannot be opened.
     """
+    raise_descriptor_limit()
     with Store(database_path(settings.data_dir)) as store:
         check_access(store, settings)
         with open_socket(settings) as listener:
@@ -122,9 +124,11 @@ class Server(uvicorn.Server):
     """uvicorn with our settings, which leaves signals to whoever ends after it."""
 
     def __init__(self, app: FastAPI) -> None:
+        self._drain: Drain = app.state.drain
         super().__init__(
             uvicorn.Config(
                 app,
+                http=HttpProtocol,
                 ws=SocketProtocol,
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
@@ -135,6 +139,25 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; where no connection can be accepted for a while, one line says so."""
+        report_exhaustion(asyncio.get_running_loop())
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, say goodbye to those there are, and end. A second Ctrl-C skips the goodbye."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        goodbye = asyncio.create_task(self._drain.begin())
+        deadline = asyncio.get_running_loop().time() + DRAIN_S
+        while not goodbye.done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:
+            await asyncio.wait({goodbye}, timeout=0.1)
+        goodbye.cancel()
+        await asyncio.gather(goodbye, return_exceptions=True)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from chatpage import __version__
 from chatpage.errors import ChatpageError, InvalidRequestError, OverloadedError
+from chatpage.server.draining import RETRY_AFTER_MS, SERVICE_RESTART, Drain
 from chatpage.server.problems import INTERNAL_CODE, INTERNAL_TEXT, UnauthorizedError, error_message
 from chatpage.server.protocol import (
     PROTOCOL,
@@ -33,6 +34,7 @@ from chatpage.server.protocol import (
     Plan,
     Pong,
     PrefixWarm,
+    Restarting,
     RunCancel,
     RunCreate,
     RunDelta,
@@ -42,6 +44,7 @@ from chatpage.server.protocol import (
     Welcome,
     parse_client_message,
 )
+from chatpage.server.revoking import REASON, Credential, Revoker, credential_of
 from chatpage.server.security import KEY_SUBPROTOCOL, Auth
 from chatpage.server.views import ModelView, RunRequest
 from chatpage.session import Session
@@ -71,7 +74,11 @@ async def serve_socket(socket: WebSocket) -> None:
         await socket.close(POLICY_VIOLATION)
         return
     await socket.accept(PROTOCOL if offered else None)
-    await Connection(socket, socket.app.state.session, auth, user).serve()
+    drain: Drain = socket.app.state.drain
+    revoker: Revoker = socket.app.state.revoker
+    connection = Connection(socket, socket.app.state.session, auth, user)
+    with drain.open(connection), revoker.watching(connection, credential_of(auth, socket, user)):
+        await connection.serve()
 
 
 @dataclass(slots=True)
@@ -99,6 +106,7 @@ class Connection:
         self._outbox: asyncio.Queue[tuple[Subscription | None, ServerMessage]] = asyncio.Queue(OUTBOX)
         self._topics: dict[Topic, Subscription] = {}
         self._questions: set[asyncio.Task[None]] = set()
+        self._goodbye = asyncio.Event()  # nothing more is sent
 
     async def serve(self) -> None:
         """Serve until either side closes; nothing of the connection is left afterwards."""
@@ -107,9 +115,21 @@ class Connection:
         try:
             await self._read()
         finally:
+            self._goodbye.set()
             followers = [subscription.task for subscription in self._topics.values() if subscription.task is not None]
             await _end(writer, late, *followers)
             await self._finish_questions()
+
+    async def drain(self) -> None:
+        """Send what the runs it follows have said to their end, then that the server restarts, and close with 1012."""
+        following = [subscription.task for (kind, _), subscription in self._topics.items() if kind == "run"]
+        await asyncio.gather(*(task for task in following if task is not None), return_exceptions=True)
+        await self._put(Restarting(retry_after_ms=RETRY_AFTER_MS))
+        await self._goodbye.wait()
+
+    async def revoke(self) -> None:
+        """Close: whoever came in with this login or key may not stay."""
+        await self._close(POLICY_VIOLATION, REASON)
 
     async def _finish_questions(self) -> None:
         """Let what was asked for come about, such as a stop that was the last word of the client; nobody reads the answers."""
@@ -185,6 +205,8 @@ class Connection:
     async def _welcome(self, message: Hello) -> None:
         if message.token is not None and not self._is_welcome:
             self._user = await self._auth.user_of_key(message.token)
+            revoker: Revoker = self._socket.app.state.revoker
+            revoker.watch(self, Credential(message.token, is_key=True))
         if self._user is None:
             raise UnauthorizedError("This server needs an API key: send it in hello as token.")
         self._is_welcome = True
@@ -265,6 +287,10 @@ class Connection:
                 return
             except WebSocketDisconnect:
                 return  # the reader sees it too
+            if isinstance(message, Restarting):
+                await self._close(SERVICE_RESTART, "restarting")
+                self._goodbye.set()
+                return
 
     async def _close_if_silent(self) -> None:
         await asyncio.sleep(HELLO_S)

@@ -4,13 +4,13 @@ Invariant: a user never has more than `max_running_runs` tickets that compute an
 has left holds nothing, and of a user who has none nothing is kept.
 
     enter ──> waits for its turn ──> computes ──> leave
-      └── one too many: OverloadedError
+      └── one too many: OverloadedError; after `close`: RestartingError
 """
 
 import asyncio
 from collections import Counter
 
-from chatpage.errors import OverloadedError
+from chatpage.errors import OverloadedError, RestartingError
 from chatpage.session.limits import SessionLimits
 from chatpage.store.records import UserId
 
@@ -47,6 +47,18 @@ class Admission:
         self._limits = limits
         self._slots: dict[UserId, asyncio.Semaphore] = {}
         self._num_tickets: Counter[UserId] = Counter()
+        self._closed = asyncio.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Let nobody in any more; who is in may stay."""
+        self._closed.set()
+
+    async def wait_until_closed(self) -> None:
+        await self._closed.wait()
 
     @property
     def num_users(self) -> int:
@@ -62,7 +74,10 @@ class Admission:
 
         Raises:
             OverloadedError: The user has too much going on.
+            RestartingError: It was closed.
         """
+        if self.is_closed:
+            raise RestartingError
         num, limits = self.num_tickets(user_id), self._limits
         if num >= limits.max_running_runs + limits.max_queued_runs:
             raise OverloadedError(

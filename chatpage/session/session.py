@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from chatpage.engine.client import EngineClient
-from chatpage.errors import ChatpageError, InvalidParameterError, OverloadedError
+from chatpage.errors import ChatpageError, InvalidParameterError, RestartingError
 from chatpage.events import RequestId
 from chatpage.runs import SampleLog
 from chatpage.server.protocol import ConversationMessage, PlanResult, RunCreated, RunMessage, TreePatch
@@ -74,11 +74,13 @@ class Session(ConversationRuns):
         super().__init__(engine, store, tokenizer, limits or SessionLimits(), defaults=defaults, flush_s=flush_s)
         self._starting: dict[tuple[UserId, str], asyncio.Task[RunCreated]] = {}
         self._warming: dict[UserId, asyncio.Task[None]] = {}
-        self._is_closed = False
 
-    async def close(self) -> None:
-        """End all runs as interrupted, with their text stored. Closing twice is fine."""
-        self._is_closed = True
+    async def drain(self) -> None:
+        """Refuse new runs from now on, and end all there are as interrupted, with their text stored; followers hear all of it.
+
+        Whatever needs no engine still works, until `close`. A second time is fine.
+        """
+        self.admission.close()
         for warming in list(self._warming.values()):
             warming.cancel()
         while self._starting or self._drivers or self._tasks:
@@ -86,6 +88,10 @@ class Session(ConversationRuns):
             if self._tasks:
                 await asyncio.wait(set(self._tasks), timeout=0.1)
             await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """As `drain`, and end what makes prompts. Closing twice is fine."""
+        await self.drain()
         self.prompts.close()
 
     # -- runs ------------------------------------------------------------------------------------------------------
@@ -110,7 +116,8 @@ class Session(ConversationRuns):
             ConflictError: The conversation is not at `expected_version`, or the reply to be continued is still being written.
             InvalidRequestError: The request does not fit the message it names, or a parameter is wrong.
             ContextLengthError: The prompt leaves no room for an answer.
-            OverloadedError: The user has too many runs waiting, or the server is closing.
+            OverloadedError: The user has too many runs waiting.
+            RestartingError: The server is ending.
             EngineDeadError: The engine is gone.
         """
         message_id = request.client_msg_id
@@ -118,8 +125,8 @@ class Session(ConversationRuns):
             return await asyncio.shield(starting)
         if message_id is not None and (log := self.logs.find(user_id, message_id)):
             return log.created
-        if self._is_closed:
-            raise OverloadedError("The server is closing; send the request again when it is back.")
+        if self.admission.is_closed:
+            raise RestartingError
         task = self._spawn(self._create_run(user_id, request, expected_version, news))
         if message_id is not None:
             self._starting[user_id, message_id] = task
@@ -247,7 +254,7 @@ class Session(ConversationRuns):
             previous.cancel()
         await self.store.get_conversation.aio(user_id, conversation_id)  # without a parent nothing else does
         path, pending = await self._read_path(user_id, conversation_id, parent_id)
-        if pending or self._is_closed or not (path or draft):
+        if pending or self.admission.is_closed or not (path or draft):
             return
         target = Target(path, parent_id)
         rendered = await self.prompts.render(target, draft, {}, add_generation_prompt=False)

@@ -1,7 +1,7 @@
 """Sampler: the right distribution, the same token every time, whoever else is in the batch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,25 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from chatpage.engine import fast_sampling
 from chatpage.engine.sampler import InvalidLogitsError, sample
 from chatpage.engine.sampling_state import SamplingState
 from chatpage.errors import EngineStepError
 from chatpage.events import TokenLogprob
 from chatpage.sampling_params import SamplingParams
+from chatpage_kernels.cpu import build
+
+
+@pytest.fixture(params=["torch", "C++"], autouse=True, scope="module")
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways to choose a token keep every promise here."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(fast_sampling, "is_ready", lambda logits: False)
+        elif build.wait() is None:
+            pytest.skip(build.describe())
+        yield request.param
+
 
 EOS = frozenset({2})
 VOCAB = 1000

@@ -161,6 +161,16 @@ class Wire:
         created: RunCreated = await self.until(RunCreated, client_msg_id=message_id)
         return created
 
+    async def first_texts(self, run: RunCreated) -> None:
+        """Read until every sample of a run has said something."""
+        while len(texts := self.copies.get(run.run_id, Copy()).texts) < len(run.node_ids) or not all(texts.values()):
+            await self.receive()
+
+    async def until_error(self, ref: str) -> ErrorMessage:
+        """Read up to the error about a message."""
+        error: ErrorMessage = await self.until(ErrorMessage, ref=ref)
+        return error
+
     async def finish(self, run: RunCreated) -> Copy:
         """Read a run to its end."""
         while run.run_id not in self.copies or self.copies[run.run_id].end is None:

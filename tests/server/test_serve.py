@@ -76,6 +76,7 @@ async def _kill_engine_while_it_streams(url: str, pid: int) -> tuple[str, str]:
         for child in _children(pid):
             os.kill(child, signal.SIGKILL)
         assert (await wire.until(RunDone)).status == "interrupted"
+        assert (await http.get(f"{url}/health")).json() == {"status": "degraded", "engine": "starting"}
         deadline = time.monotonic() + LOAD_S
         while (await http.get(f"{url}/ready")).status_code != 200:
             assert time.monotonic() < deadline, "the engine did not come back"

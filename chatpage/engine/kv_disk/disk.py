@@ -2,6 +2,7 @@
 
     add_request     add: a request may have to wait for blocks that come from disk
     step            advance: insert what has arrived, copy out what is to be saved; bounded beside running streams
+    preempted       keep: save its chain before it is evicted; resume: load it again, if that is faster than computing it
     request ended   offer: its chain is worth saving
     close           the recent part of the tree, within a time limit
 
@@ -10,7 +11,7 @@ Invariant: no error of the disk is an error of the engine; without a folder that
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 from chatpage.config import DEFAULT_KV_DISK_SIZE, EngineConfig
@@ -25,7 +26,7 @@ from chatpage.engine.kv_disk.saving import Saver
 from chatpage.engine.kv_disk.stats import KvDiskStats
 from chatpage.engine.kv_disk.writer import Writer
 from chatpage.engine.prefix_tree import PrefixTree, RootKey
-from chatpage.engine.sequence import Request
+from chatpage.engine.sequence import Request, Sequence
 from chatpage.events import RequestId
 
 SAVE_S = 5.0
@@ -76,6 +77,18 @@ class KvDisk:
         """End the load in progress: a running sequence needs the blocks. False if there was none."""
         return self._loader.give_up()
 
+    def keep(self, sequence: Sequence) -> None:
+        """Save what a preempted sequence computed, from its beginning on: what is evicted first is its end."""
+        self._saver.offer(sequence.request.root, tuple(sequence.token_ids))
+
+    def resume(self, sequence: Sequence) -> bool:
+        """Let a preempted sequence wait for what memory has lost of it; False if the disk has none of it, or is slower."""
+        request = sequence.request
+        if self._loader.is_loading(request.id):
+            return True  # with a sibling
+        self._loader.add(request.id, request.root, tuple(sequence.token_ids))
+        return self._loader.is_loading(request.id)
+
     def end(self, request: Request) -> None:
         """Take note that a request ended: what it computed is worth saving."""
         self._loader.cancel(request.id)
@@ -107,7 +120,7 @@ class KvDisk:
         """Learn how fast tokens are computed, to know when loading is faster."""
         self._pace.note_step(num_tokens, seconds)
 
-    def num_loadable_tokens(self, root: RootKey, tokens: Sequence[int]) -> int:
+    def num_loadable_tokens(self, root: RootKey, tokens: SequenceOf[int]) -> int:
         """Count the tokens in full blocks that memory has, or that the disk seems to have right behind them."""
         return self._loader.num_loadable(root, tokens)
 
@@ -123,6 +136,7 @@ class KvDisk:
             loaded_tokens=self._loader.num_tokens,
             damaged_files=self._reader.num_damaged,
             evicted_blocks=self._folder.num_evicted,
+            write_errors=self._writer.num_errors,
             is_saving=not self._writer.is_failed,
         )
 

@@ -61,10 +61,16 @@ class Saver:
         self._geometry: Geometry | None = None
         self._waiting: deque[_Chain] = deque(maxlen=MAX_CHAINS)
         self._recent: deque[_Chain] = deque(maxlen=MAX_CHAINS)
+        self._num_errors = 0  # of the writer, when we looked last
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) and not self._writer.is_failed
+        return (bool(self._waiting) or self._has_lost_some) and not self._writer.is_paused
+
+    @property
+    def _has_lost_some(self) -> bool:
+        """Whether the disk had an error since the chains were looked at, so that blocks of any of them may be missing."""
+        return self._num_errors != self._writer.num_errors
 
     def offer(self, root: RootKey, tokens: Sequence[int]) -> None:
         """Save these tokens, as far as they are computed, when there is time; nobody changes `tokens` any more."""
@@ -77,6 +83,10 @@ class Saver:
         batch = max(1, min(max_bytes, _MAX_BATCH_BYTES) // self._cache.bytes_per_block)
         if not self.has_work or not self._writer.has_room(batch * self._cache.bytes_per_block):
             return False
+        if self._has_lost_some:
+            self._begin_again()
+        if not self._waiting:
+            return True
         chain = self._waiting[0]
         if self._save_some(chain, batch) < batch:
             self._waiting.popleft()
@@ -86,6 +96,7 @@ class Saver:
     def save_all(self, deadline: float) -> None:
         """Save what was used last first, partial blocks included, until `deadline` (of `time.monotonic`)."""
         self._waiting.clear()
+        self._writer.retry_now()
         batch = max(1, _MAX_BATCH_BYTES // self._cache.bytes_per_block)
         for chain in reversed(self._recent):
             chain.names.clear()  # what was not there yet, or evicted on disk since, is looked at again
@@ -104,7 +115,14 @@ class Saver:
             if (left := deadline - time.monotonic()) <= 0:
                 return False
             self._writer.wait_for_room(left)
-        return time.monotonic() < deadline and not self._writer.is_failed
+        return time.monotonic() < deadline and not self._writer.is_paused
+
+    def _begin_again(self) -> None:
+        """Look at every recent chain again after an error of the disk."""
+        self._num_errors = self._writer.num_errors
+        for chain in self._recent:
+            chain.names.clear()
+        self._waiting = deque(self._recent, maxlen=MAX_CHAINS)
 
     def _save_some(self, chain: _Chain, batch: int) -> int:
         """Hand in the next blocks of a chain that are not on disk, `batch` at most; fewer means that its end was reached."""

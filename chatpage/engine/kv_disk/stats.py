@@ -17,7 +17,8 @@ class KvDiskStats:
         loaded_tokens: The tokens in them: so many were not computed again.
         damaged_files: Found damaged and removed; each was a miss.
         evicted_blocks: Removed by this engine to stay under the limit.
-        is_saving: False after an error of the disk: the engine goes on without.
+        write_errors: Of the disk; after each, saving pauses for up to a minute.
+        is_saving: False from an error of the disk until a block could be written again: the engine goes on without.
     """
 
     folder: str
@@ -29,4 +30,5 @@ class KvDiskStats:
     loaded_tokens: int
     damaged_files: int
     evicted_blocks: int
+    write_errors: int
     is_saving: bool

@@ -1,7 +1,8 @@
 """The thread that writes block files: behind everything else, never waited for by a step.
 
-Invariants: what waits is bounded in bytes; a block with a value that is no number is not written; after the first error of the
-disk nothing more is written, and the error was logged once. Who hands in blocks asks `has_room` first.
+Invariants: what waits is bounded in bytes; a block with a value that is no number is not written. After an error of the disk
+writing pauses, a second at first and then ever longer, and is tried again: an outage is logged when it begins and when it ends,
+and what was not written is not thought to be there. Who hands in blocks asks `has_room` first.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from chatpage.engine.kv_disk.chain import Geometry, Name
 from chatpage.engine.kv_disk.folder import Folder
 
 MAX_WAITING_BYTES = 64 * 2**20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _NICENESS = 10
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Writer:
 
     Args:
         folder: Where to.
-        on_missing: Called on this thread with files that were thought to be there and are not.
+        on_missing: Called with files that were thought to be there and are not, on this thread or that of the caller.
     """
 
     def __init__(self, folder: Folder, on_missing: Callable[[list[Path]], None]) -> None:
@@ -63,10 +65,26 @@ class Writer:
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._deadline: float | None = None  # set when it is to end
+        self._pause_s = 0.0  # more: the last write failed
+        self._retry_at = 0.0
         self.num_written = 0
-        self.is_failed = False
+        self.num_errors = 0
         self._thread = threading.Thread(target=self._run, name="chatpage-kv-disk-write", daemon=True)
         self._thread.start()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the last write was an error."""
+        return self._pause_s > 0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is written for now, because of an error."""
+        return self.is_failed and time.monotonic() < self._retry_at
+
+    def retry_now(self) -> None:
+        """End the pause early: there will be no other chance."""
+        self._retry_at = 0.0
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether blocks of so many bytes may be handed in now; a single block always may when nothing waits."""
@@ -101,12 +119,19 @@ class Writer:
         self._thread.join(max(0.0, deadline - time.monotonic()) + 1.0)
 
     def _put(self, work: BlockToWrite | Use, num_bytes: int) -> None:
+        if self.is_paused:
+            self._give_up(work)
+            return
         with self._changed:
-            if self.is_failed or self._deadline is not None:
+            if self._deadline is not None:
                 return
             self._waiting.append(work)
             self._waiting_bytes += num_bytes
             self._changed.notify_all()
+
+    def _give_up(self, work: BlockToWrite | Use) -> None:
+        if isinstance(work, BlockToWrite):
+            self._on_missing([work.path])
 
     # -- on the thread ---------------------------------------------------------------------------------------------
 
@@ -130,7 +155,8 @@ class Writer:
                 self._changed.notify_all()
 
     def _do(self, work: BlockToWrite | Use) -> None:
-        if self.is_failed:
+        if self.is_paused:
+            self._give_up(work)
             return
         if not isinstance(work, BlockToWrite):
             if missing := self._folder.touch(work.paths, work.used_ns):
@@ -142,12 +168,28 @@ class Writer:
             parts = encode(work.geometry, work.parent, work.tokens, work.kv.data)
             if self._folder.write(work.path, parts, work.used_ns):
                 self.num_written += 1
+                self._note_success()
             else:
                 self._on_missing([work.path])
         except OSError as error:
-            self.is_failed = True
+            self._give_up(work)
+            self._note_error(error)
+
+    def _note_success(self) -> None:
+        if self.is_failed:
+            logger.warning("KV is saved in %s again.", self._folder.path)
+            self._pause_s = 0.0
+
+    def _note_error(self, error: OSError) -> None:
+        """Pause; the next error in a row pauses twice as long."""
+        self.num_errors += 1
+        if not self.is_failed:
             reason = error.strerror or error
-            logger.warning("KV is no longer saved in %s: %s. Everything else goes on.", self._folder.path, reason)
+            logger.warning(
+                "KV cannot be saved in %s: %s. It is tried again and again; everything else goes on.", self._folder.path, reason
+            )
+        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
+        self._retry_at = time.monotonic() + self._pause_s
 
 
 def _is_finite(block: BlockToWrite) -> bool:

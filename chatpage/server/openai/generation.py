@@ -6,11 +6,12 @@ stage, stops it, and its blocks are given back within a step.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chatpage.engine.client import EngineClient
-from chatpage.errors import ChatpageError, EngineDeadError, EngineStepError
+from chatpage.errors import ChatpageError, EngineDeadError, EngineStepError, RestartingError
 from chatpage.events import (
     Event,
     FinishReason,
@@ -45,6 +46,7 @@ async def generate(
 
     Raises:
         OverloadedError: The user has too much going on.
+        RestartingError: The server is ending, before it began or meanwhile.
         InvalidRequestError: The engine does not accept a prompt or the parameters.
         EngineDeadError: The engine is gone.
         GenerationError: It failed on the way.
@@ -53,7 +55,7 @@ async def generate(
     try:
         await ticket.wait()
         streams = [_stream(session.engine, user_id, prompt, params, prefill_only=prefill_only) for prompt in prompts]
-        async with contextlib.aclosing(_merged(streams)) as events:
+        async with contextlib.aclosing(_merged(streams, session.admission.wait_until_closed())) as events:
             async for tagged in events:
                 _check(tagged[1])
                 yield tagged
@@ -70,21 +72,26 @@ async def _stream(
             yield event
 
 
-async def _merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[Tagged, None]:
-    """Yield from all streams as events come; closing it closes them."""
+async def _merged(
+    streams: Sequence[AsyncGenerator[Event, None]], end: Coroutine[Any, Any, None]
+) -> AsyncGenerator[Tagged, None]:
+    """Yield from all streams as events come; closing it closes them, and so does `end` when it returns."""
+    ending = asyncio.ensure_future(end)
     waiting = {asyncio.ensure_future(_next(stream)): number for number, stream in enumerate(streams)}
     try:
         while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*waiting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending in done:
+                raise RestartingError("The server is restarting; what it did not write any more can be asked for again.")
             for task in done:
                 number, event = waiting.pop(task), task.result()
                 if event is not None:
                     waiting[asyncio.ensure_future(_next(streams[number]))] = number
                     yield number, event
     finally:
-        for task in waiting:
+        for task in (ending, *waiting):
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(ending, *waiting, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
 

@@ -21,7 +21,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from chatpage.errors import ChatpageError, InvalidParameterError, InvalidRequestError, OverloadedError
+from chatpage.errors import ChatpageError, InvalidParameterError, InvalidRequestError, OverloadedError, RestartingError
+from chatpage.server.draining import SERVICE_RESTART, Drain
 from chatpage.server.openai.access import find_user
 from chatpage.server.openai.common import OpenAIModel, read_body
 from chatpage.server.openai.errors import describe, error_body
@@ -30,6 +31,7 @@ from chatpage.server.openai.response_bodies import ResponseBody
 from chatpage.server.openai.response_calls import Call, Chains, Visitor, call, stored_call
 from chatpage.server.openai.response_store import find_response
 from chatpage.server.problems import INTERNAL_CODE, INTERNAL_TEXT, ForbiddenError, UnauthorizedError, status_of
+from chatpage.server.revoking import REASON, Revoker, credential_of
 from chatpage.server.views import Id
 from chatpage.session import Session
 from chatpage.store import UserId
@@ -75,7 +77,11 @@ async def serve_responses(socket: WebSocket) -> None:
         return
     await socket.accept()
     state = socket.app.state
-    await ResponseSocket(socket, state.session, user.id, state.replies).serve()
+    drain: Drain = state.drain
+    responses = ResponseSocket(socket, state.session, user.id, state.replies)
+    revoker: Revoker = state.revoker
+    with drain.open(responses), revoker.watching(responses, credential_of(state.auth, socket, user)):
+        await responses.serve()
 
 
 class ResponseSocket:
@@ -88,7 +94,8 @@ class ResponseSocket:
         self._visitor = Visitor(session, user_id, replies, Chains())
         self._lanes: dict[str | None, deque[Ask]] = {}  # those that are being served; what waits in each
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outbox: asyncio.Queue[Event] = asyncio.Queue(OUTBOX)
+        self._outbox: asyncio.Queue[Event | None] = asyncio.Queue(OUTBOX)  # None: nothing follows, close
+        self._goodbye = asyncio.Event()  # nothing more is sent
 
     async def serve(self) -> None:
         """Serve until either side closes; nothing of the socket is left afterwards."""
@@ -96,10 +103,22 @@ class ResponseSocket:
         try:
             await self._read()
         finally:
+            self._goodbye.set()
             tasks = [writer, *self._tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """Let every lane come to its end, which is an error by now, say that the server restarts, and close with 1012."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._outbox.put(_error_event(RestartingError(), None))
+        await self._outbox.put(None)
+        await self._goodbye.wait()
+
+    async def revoke(self) -> None:
+        """Close: whoever came in with this login or key may not stay."""
+        await self._close(REASON, POLICY_VIOLATION)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -178,6 +197,10 @@ class ResponseSocket:
     async def _write(self) -> None:
         while True:
             event = await self._outbox.get()
+            if event is None:
+                await self._close("restarting", SERVICE_RESTART)
+                self._goodbye.set()
+                return
             try:
                 async with asyncio.timeout(SEND_S):
                     await self._socket.send_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
@@ -187,10 +210,10 @@ class ResponseSocket:
             except WebSocketDisconnect:
                 return  # the reader sees it too
 
-    async def _close(self, reason: str) -> None:
+    async def _close(self, reason: str, code: int = TRY_AGAIN_LATER) -> None:
         if self._socket.application_state is WebSocketState.CONNECTED:
             with contextlib.suppress(WebSocketDisconnect):  # the client was faster
-                await self._socket.close(TRY_AGAIN_LATER, reason)
+                await self._socket.close(code, reason)
 
 
 def _parse(text: str | None) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """An engine that is started again goes on where the last one was, to the token, and nobody else finds anything."""
 
 import random
+import resource
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +16,7 @@ from chatpage.config import EngineConfig
 from chatpage.engine import kv_cache
 from chatpage.engine.kv_disk import disk, loading, saving, writer
 from chatpage.engine.models.loading import load_model
-from chatpage.events import RequestFinished, TokenDelta
+from chatpage.events import Event, RequestFinished, TokenDelta
 from chatpage.sampling_params import SamplingParams
 from chatpage_kernels.cpu import build
 from tests.engine.engines import assert_whole, finished, greedy, outputs, run_all
@@ -264,6 +266,30 @@ def test_an_aborted_request_that_waited_for_its_load_leaves_nothing(tmp_path: Pa
             assert_whole(engine)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_preempted_sequence_comes_back_from_disk_instead_of_being_computed_again(tmp_path: Path, n: int) -> None:
+    """Under pressure a long prompt was computed anew each time it had to give way, though the disk could have had it."""
+
+    def run(folder: Path | None) -> tuple[list[tuple[int, ...]], int, int]:
+        with started(folder, kv_memory=2**16) as engine:
+            ids = [engine.add_request([*PROMPT, i, i], greedy(n=n, max_tokens=60)) for i in range(3)]
+            events: list[Event] = []
+            while engine.has_work:
+                events += engine.step()
+                if engine._disk is not None:
+                    engine._disk.flush()
+            stats = engine.stats()
+            assert stats.num_preemptions > 0, "there was no pressure"
+            texts = [tokens for request_id in ids for tokens in outputs(events, request_id)]
+            return texts, stats.computed_tokens, stats.disk.loaded_tokens if stats.disk else 0
+
+    texts, computed, _ = run(None)
+    texts_with_disk, computed_with_disk, loaded = run(tmp_path)
+    assert texts_with_disk == texts
+    assert loaded > 0
+    assert computed_with_disk < computed
+
+
 def test_a_load_gives_way_to_a_stream_that_needs_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks held for a request that only waits must not end one that runs."""
     _fill(tmp_path, [*PROMPT, *PROMPT])
@@ -340,9 +366,39 @@ def test_a_disk_that_cannot_be_written_is_logged_once_and_the_engine_goes_on(
             stats = on_disk(engine)
         assert (stats.is_saving, stats.saved_blocks) == (False, 0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"KV is no longer saved in {tmp_path}/kv-v1: No space left on device. Everything else goes on."
+        f"KV cannot be saved in {tmp_path}/kv-v1: No space left on device. "
+        "It is tried again and again; everything else goes on."
     ]
     assert files_in(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
+def test_saving_comes_back_by_itself_with_all_that_memory_still_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that was full for a minute ended saving until the next restart. Here files may really not grow for a while."""
+    monkeypatch.setattr(writer, "FIRST_PAUSE_S", 0.2)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with started(tmp_path) as engine:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        try:
+            first, _ = ask(engine, PROMPT)
+            ask(engine, PROMPT[::-1])
+            while (stats := on_disk(engine)).write_errors < 2:  # the second error pauses longer than the first
+                time.sleep(0.05)
+                run_all(engine)
+            assert (stats.is_saving, stats.saved_blocks) == (False, 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        while not on_disk(engine).is_saving:
+            time.sleep(0.05)
+            run_all(engine)
+        run_all(engine)
+        num_blocks = on_disk(engine).saved_blocks
+        assert num_blocks == 2 * ((len(PROMPT) + 11) // SIZE)
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == ["KV cannot be saved", "KV is saved"]
+    with started(tmp_path) as engine:
+        assert ask(engine, [*PROMPT, *first])[1].cached_tokens >= len(PROMPT)
 
 
 def test_a_folder_that_vanishes_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
