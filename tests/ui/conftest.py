@@ -29,7 +29,5 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def visit(site: Site) -> Iterator[Visit]:
-    """A visit at full speed."""
-    site.engine.step_s = 0.0
     with site.visit() as visit:
         yield visit

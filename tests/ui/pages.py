@@ -2,15 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect
 
 from chatpage.engine.core import Engine
-from chatpage.events import Event
+from chatpage.events import Event, RequestId, TokenDelta
+from chatpage.sampling_params import SamplingParams
 from chatpage.server.settings import ServeSettings
 from chatpage_ui import mount_page
 from tests.engine.engines import tiny_engine
@@ -20,22 +21,50 @@ CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 390, "height": 844}
-TIMEOUT_MS = 20_000
-PARAMS = '{"max_tokens": 24, "temperature": 1, "seed": 7}'  # the tiny model never ends by itself
+TIMEOUT_MS = 40_000  # a machine with much else to do
+HELD_S = 0.005
+PARAMS = '{"max_tokens": 24, "temperature": 1, "seed": 7}'
+LONG = '{"max_tokens": 1000, "temperature": 1, "seed": 3}'  # for what is stopped, or held, before it ends
+LENGTH = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id).length"
 expect.set_options(timeout=TIMEOUT_MS)
 
 
-class SlowEngine:
-    """A tiny engine whose steps take `step_s`, so that there is time to do things while it writes."""
+class HeldEngine:
+    """An engine that writes no further than it may, so that what a test needs unfinished is so on any machine.
 
-    def __init__(self, engine: Engine, step_s: float = 0.0) -> None:
+    A reply ends at its limit of tokens or when it is stopped, never by a token that a random model happens to draw; and what is
+    stopped while the engine is held ends nevertheless.
+    """
+
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.step_s = step_s
+        self._num_written = 0  # steps that gave tokens
+        self._most: int | None = None
+        self._has_ended = False  # something was stopped, and has not been told yet
+
+    def hold(self, after: int = 0) -> None:
+        """Write `after` more tokens per sample, and nothing after that until `release`."""
+        self._most = self._num_written + after
+
+    def release(self) -> None:
+        self._most = None
+
+    def add_request(self, token_ids: Sequence[int], params: SamplingParams | None = None, **options: Any) -> RequestId:
+        return self._engine.add_request(token_ids, replace(params or SamplingParams(), ignore_eos=True), **options)
+
+    def abort(self, request_id: RequestId, sample: int | None = None) -> None:
+        self._engine.abort(request_id, sample)
+        self._has_ended = True
 
     def step(self) -> list[Event]:
-        if self.step_s:
-            time.sleep(self.step_s)
-        return self._engine.step()
+        most = self._most
+        if most is not None and self._num_written >= most and not self._has_ended:
+            time.sleep(HELD_S)
+            return []
+        self._has_ended = False
+        events = self._engine.step()
+        self._num_written += any(isinstance(event, TokenDelta) for event in events)
+        return events
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -47,7 +76,7 @@ class Site:
 
     served: Served
     browser: Browser
-    engine: SlowEngine
+    engine: HeldEngine
     requests: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -73,6 +102,7 @@ class Site:
             assert not wrong, "\n".join(wrong)
         finally:
             context.close()
+            self.engine.release()
 
 
 class Visit:
@@ -107,6 +137,15 @@ class Visit:
     @property
     def composer(self) -> Locator:
         return self.page.locator(".cp-composer textarea")
+
+    @property
+    def num_characters(self) -> int:
+        """How long the last message is as the conversation has it."""
+        return int(self.page.evaluate(LENGTH))
+
+    def wait_for_text(self, least: int = 1, page: Page | None = None) -> None:
+        """Wait until the last message is a reply of some length."""
+        wait_until(page or self.page, f"chatpage.conversation?.activeLeaf?.role === 'assistant' && {LENGTH} >= {least}")
 
     def send(self, text: str) -> None:
         """Write a message and press Enter."""
@@ -150,15 +189,15 @@ def wait_until(page: Page, condition: str, *, timeout_ms: float = TIMEOUT_MS) ->
 
 @contextlib.contextmanager
 def open_site(
-    folder: Path, browser: Browser, *, port: int = 0, serve: ServeSettings | None = None, **settings: Any
+    folder: Path, browser: Browser, *, port: int = 0, serve: ServeSettings | None = None, engine: Any = None
 ) -> Iterator[Site]:
     """Serve the page on a tiny model with a context long enough to chat in.
 
     Args:
         port: 0 takes a free one.
         serve: Of the application.
-        settings: Of the engine.
+        engine: Another one.
     """
-    engine = SlowEngine(tiny_engine(**{"kv_memory": 2**24, "check_integrity": False, **settings}))
-    with serving(folder, engine=engine, extend=mount_page, port=port, settings=serve) as served:  # type: ignore[arg-type]
-        yield Site(served, browser, engine)
+    held = HeldEngine(engine or tiny_engine(kv_memory=2**24, check_integrity=False))
+    with serving(folder, engine=held, extend=mount_page, port=port, settings=serve) as served:  # type: ignore[arg-type]
+        yield Site(served, browser, held)

@@ -6,12 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, WebSocketRoute, expect
 
 from chatpage.bench.serving import serving
-from tests.ui.pages import DESKTOP, PHONE, TIMEOUT_MS, wait_until
+from tests.ui.pages import DESKTOP, LENGTH, PHONE, TIMEOUT_MS, wait_until
 
 PARAMS = '{"max_tokens": 12, "temperature": 0.8, "seed": 11}'
+LAST = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id)"
+RUN = """([input, size]) => {
+    const params = { ignore_eos: true, max_tokens: size }
+    chatpage.run({ kind: "reply", input, parent_id: chatpage.parentForNext(), params })
+}"""
 SLOW_MS = 120_000  # the very first start computes without the kernels
 
 
@@ -36,6 +41,7 @@ def test_a_walk_through_the_page_on_the_default_model(browser: Browser, tmp_path
         _edit(page)
         _fork(page)
         _reload_in_the_middle(page)
+        _cut_the_socket(page)
         _two_tabs(page)
         page.locator(".cp-composer textarea").fill("After the restart")
         served.kill()
@@ -106,26 +112,50 @@ def _fork(page: Page) -> None:
 
 
 def _reload_in_the_middle(page: Page) -> None:
-    page.evaluate(
-        "chatpage.run({kind: 'reply', input: 'Count.', parent_id: chatpage.parentForNext(), params: {max_tokens: 150}})"
-    )
-    wait_until(page, "chatpage.conversation.activeLeaf?.role === 'assistant'")
+    page.evaluate(RUN, ["Count.", 1500])
+    wait_until(page, f"chatpage.conversation.activeLeaf?.role === 'assistant' && {LENGTH} > 20")
     page.reload()
     expect(page.locator(".cp-dot.is-open")).to_be_attached()
+    expect(page.locator(".cp-message.is-writing")).to_be_attached()
     expect(page.locator(".cp-message")).to_have_count(4)
     page.locator(".cp-composer textarea").press("Escape")
     _settle(page)
 
 
+def _cut_the_socket(page: Page) -> None:
+    sockets: list[WebSocketRoute] = []
+
+    def pass_through(route: WebSocketRoute) -> None:
+        sockets.append(route)
+        route.connect_to_server()
+
+    cut = page.context.new_page()
+    cut.route_web_socket("**/ws", pass_through)
+    cut.goto(page.url)
+    expect(cut.locator(".cp-message")).to_have_count(4)
+    page.evaluate(RUN, ["Count on.", 1500])
+    for least in (20, 60):
+        wait_until(cut, f"chatpage.conversation.activePath().length === 6 && {LENGTH} > {least}")
+        sockets[-1].close(code=1011)
+        count = len(sockets)
+        while len(sockets) == count:
+            cut.wait_for_timeout(20)
+    wait_until(cut, f"{LENGTH} > 100")
+    page.locator(".cp-composer textarea").press("Escape")
+    _settle(page)
+    _settle(cut)
+    assert cut.evaluate(LAST) == page.evaluate(LAST)
+    cut.close()
+
+
 def _two_tabs(page: Page) -> None:
     other = page.context.new_page()
     other.goto(page.url)
-    expect(other.locator(".cp-message")).to_have_count(4)
-    _ask(page, "And a plant?")
     expect(other.locator(".cp-message")).to_have_count(6)
+    _ask(page, "And a plant?")
+    expect(other.locator(".cp-message")).to_have_count(8)
     _settle(other)
-    last = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id)"
-    assert other.evaluate(last) == page.evaluate(last)
+    assert other.evaluate(LAST) == page.evaluate(LAST)
     other.close()
 
 

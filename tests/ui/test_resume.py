@@ -3,18 +3,12 @@
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+from playwright.sync_api import Browser, WebSocketRoute, expect
 
 from chatpage.store import LOCAL_USER
-from tests.ui.pages import Site, Visit, open_site, wait_until
+from tests.ui.pages import Site, Visit, open_site
 
-LONG = '{"max_tokens": 120, "temperature": 1, "seed": 3}'
-LENGTH = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id).length"
-
-
-def wait_for_text(page: Page, least: int = 1) -> None:
-    """Wait until the last message has some text."""
-    wait_until(page, f"chatpage.conversation?.activeLeaf?.role === 'assistant' && {LENGTH} >= {least}")
+SOME = '{"max_tokens": 120, "temperature": 1, "seed": 3}'
 
 
 def stored_text(site: Site, visit: Visit) -> str:
@@ -25,28 +19,30 @@ def stored_text(site: Site, visit: Visit) -> str:
 
 def test_a_reload_in_the_middle_of_a_reply_shows_all_of_it(site: Site) -> None:
     """Others begin at the token that comes next, or show nothing until the end."""
-    site.engine.step_s = 0.03
-    with site.visit(params=LONG) as visit:
+    site.engine.hold(after=40)
+    with site.visit(params=SOME) as visit:
         visit.send("Tell me")
-        wait_for_text(visit.page, 20)
+        visit.wait_for_text(20)
         visit.page.reload()
         visit.ready()
-        wait_for_text(visit.page, 20)
+        visit.wait_for_text(20)
         expect(visit.page.locator(".cp-message.is-writing")).to_have_count(1)
+        site.engine.release()
         visit.settle()
         assert visit.text_of(visit.messages.last) == stored_text(site, visit)
 
 
 def test_columns_that_are_being_written_come_back_after_a_reload(site: Site) -> None:
-    site.engine.step_s = 0.03
-    with site.visit(params=LONG) as visit:
+    site.engine.hold(after=20)
+    with site.visit(params=SOME) as visit:
         visit.page.locator('.cp-composer [data-n="4"]').click()
         visit.send("Tell me")
         expect(visit.columns).to_have_count(4)
-        wait_for_text(visit.page, 5)
+        visit.wait_for_text(5)
         visit.page.reload()
         visit.ready()
-        expect(visit.columns).to_have_count(4)
+        expect(visit.page.locator(".cp-column.is-writing")).to_have_count(4)
+        site.engine.release()
         visit.settle()
         for column in visit.columns.all():
             node = site.served.node(visit.conversation_id, str(column.get_attribute("data-node")))
@@ -54,8 +50,7 @@ def test_columns_that_are_being_written_come_back_after_a_reload(site: Site) -> 
 
 
 def test_a_cut_socket_loses_and_doubles_nothing(site: Site) -> None:
-    site.engine.step_s = 0.03
-    with site.visit(params=LONG) as visit:
+    with site.visit(params=SOME) as visit:
         sockets: list[WebSocketRoute] = []
 
         def pass_through(socket: WebSocketRoute) -> None:
@@ -66,20 +61,25 @@ def test_a_cut_socket_loses_and_doubles_nothing(site: Site) -> None:
         visit.page.reload()
         visit.ready()
         visit.page.locator('.cp-composer [data-n="2"]').click()
+        site.engine.hold()
         visit.send("Tell me")
-        for least in (10, 40, 80):
-            wait_for_text(visit.page, least)
+        for num_cuts in (1, 2, 3):
+            before = visit.num_characters if num_cuts > 1 else 0
+            site.engine.hold(after=20)
+            visit.wait_for_text(before + 5)
             sockets[-1].close(code=1011)
-            expect(visit.page.locator(".cp-dot.is-open")).to_have_count(1)
+            site.engine.hold(after=15)  # while nobody listens
+            while len(sockets) == num_cuts:
+                visit.page.wait_for_timeout(20)
+            visit.ready()
+        site.engine.release()
         visit.settle()
-        assert len(sockets) >= 4
         for column in visit.columns.all():
             node = site.served.node(visit.conversation_id, str(column.get_attribute("data-node")))
             assert visit.text_of(column) == node.text != ""
 
 
 def test_two_tabs_of_one_conversation_stay_in_step(site: Site) -> None:
-    site.engine.step_s = 0.02
     with site.visit() as visit:
         visit.ask("From the first tab")
         other = visit.tab()
@@ -97,7 +97,7 @@ def test_two_tabs_of_one_conversation_stay_in_step(site: Site) -> None:
 
 def test_two_tabs_with_two_conversations_do_not_mix(site: Site) -> None:
     """Text of one conversation has appeared in another elsewhere."""
-    site.engine.step_s = 0.02
+    site.engine.hold(after=10)
     with site.visit() as visit:
         other = visit.tab()
         other.goto(site.served.url)
@@ -106,6 +106,9 @@ def test_two_tabs_with_two_conversations_do_not_mix(site: Site) -> None:
         visit.send("One")
         other.locator(".cp-composer textarea").fill("Two")
         other.locator(".cp-composer textarea").press("Enter")
+        expect(other.locator(".cp-message.is-writing")).to_be_attached()
+        expect(visit.page.locator(".cp-message.is-writing")).to_be_attached()
+        site.engine.release()
         visit.settle()
         expect(other.locator(".cp-message.is-user .cp-body")).to_have_text(["Two"])
         expect(other.locator(".cp-message")).to_have_count(2)
@@ -115,17 +118,36 @@ def test_two_tabs_with_two_conversations_do_not_mix(site: Site) -> None:
         other.close()
 
 
+def test_who_joins_sees_the_columns_that_are_being_written(site: Site) -> None:
+    """A second window showed one of the samples, as if there were no others."""
+    with site.visit() as visit:
+        visit.ask("Hello")
+        before = visit.tab()
+        before.goto(visit.page.url)
+        visit.ready(before)
+        site.engine.hold(after=10)
+        visit.messages.last.locator('[data-n="4"]').click()
+        expect(before.locator(".cp-column")).to_have_count(5)
+        with site.visit(address="/" + visit.page.url.rpartition("/")[2]) as other:
+            expect(other.columns).to_have_count(5)
+        site.engine.release()
+        visit.settle()
+        before.close()
+
+
 def test_another_conversation_may_be_opened_while_one_is_written(site: Site) -> None:
-    site.engine.step_s = 0.03
-    with site.visit(params=LONG) as visit:
+    site.engine.hold(after=20)
+    with site.visit(params=SOME) as visit:
         visit.send("Long story")
-        wait_for_text(visit.page, 5)
+        visit.wait_for_text(5)
         address = visit.page.url
         visit.page.get_by_role("button", name="New conversation", exact=True).click()
         expect(visit.messages).to_have_count(0)
         visit.page.goto(address)
         visit.ready()
-        wait_for_text(visit.page, 5)
+        visit.wait_for_text(5)
+        expect(visit.page.locator(".cp-message.is-writing")).to_be_attached()
+        site.engine.release()
         visit.settle()
         assert visit.text_of(visit.messages.last) == stored_text(site, visit)
 
@@ -150,13 +172,15 @@ def test_the_page_goes_on_after_the_server_was_restarted(browser: Browser, tmp_p
 @pytest.mark.parametrize("action", ["stop then send at once", "send during the reply"])
 def test_a_message_sent_around_a_running_reply_follows_it(site: Site, action: str) -> None:
     """Elsewhere the message is put beside the reply, or the stopped text is lost from the context."""
-    site.engine.step_s = 0.03
+    site.engine.hold(after=20)
     with site.visit(params='{"max_tokens": 60}') as visit:
         visit.send("First")
-        wait_for_text(visit.page, 5)
+        visit.wait_for_text(5)
         if action.startswith("stop"):
             visit.page.locator(".cp-stop").click()
         visit.send("Second")
+        expect(visit.messages.nth(2)).to_contain_text("Second")
+        site.engine.release()
         expect(visit.messages).to_have_count(4)
         visit.settle()
         roles = visit.page.evaluate("chatpage.conversation.activePath().map((node) => node.role)")

@@ -2,7 +2,7 @@
 
 from playwright.sync_api import expect
 
-from tests.ui.pages import Site, Visit, wait_until
+from tests.ui.pages import LONG, Site, Visit
 
 
 def test_a_message_is_answered_and_a_reload_shows_the_same(visit: Visit) -> None:
@@ -65,8 +65,8 @@ def test_an_edited_reply_is_gone_on_with(visit: Visit) -> None:
 
 
 def test_what_was_stopped_keeps_its_text_and_goes_on(site: Site) -> None:
-    site.engine.step_s = 0.05
-    with site.visit(params='{"max_tokens": 200}') as visit:
+    site.engine.hold(after=20)
+    with site.visit(params=LONG) as visit:
         visit.send("Tell me much")
         expect(visit.page.locator(".cp-message.is-writing .cp-tail")).not_to_be_empty()
         visit.page.locator(".cp-stop").click()
@@ -74,11 +74,40 @@ def test_what_was_stopped_keeps_its_text_and_goes_on(site: Site) -> None:
         cut = visit.text_of(visit.messages.last)
         assert cut
         visit.messages.last.get_by_role("button", name="Continue", exact=True).first.click()
-        text = "chatpage.conversation.textOf(chatpage.conversation.activeLeaf.id)"
-        wait_until(visit.page, f"{text}.length > {len(cut) + 5}")
+        site.engine.hold(after=20)
+        visit.wait_for_text(len(cut) + 5)
         assert visit.text_of(visit.messages.last).startswith(cut)
         visit.composer.press("Escape")
         visit.settle()
+
+
+def test_why_a_reply_is_not_whole_is_said_in_the_same_words_after_a_reload(visit: Visit) -> None:
+    visit.ask("Hello")
+    note = visit.messages.last.locator(".cp-note")
+    expect(note).to_contain_text("Cut off: it reached its limit of tokens.")
+    visit.page.reload()
+    visit.ready()
+    expect(note).to_contain_text("Cut off: it reached its limit of tokens.")
+    words = visit.page.evaluate(
+        """async () => {
+            const { whyCut } = await import("/canvas/words.js")
+            const node = { status: "complete", finish_reason: "length", params: { max_tokens: 90 } }
+            const after = (written) => whyCut({ ...node, usage: { prompt_tokens: 50, completion_tokens: written } }, 100)
+            return [after(50), after(20), whyCut({ ...node, finish_reason: "stop" }, 100)]
+        }"""
+    )
+    assert words == ["Cut off: the context is full.", "Cut off: there was no memory for more.", ""]
+
+
+def test_more_like_a_version_is_brought_into_view(visit: Visit) -> None:
+    visit.ask("Hello")
+    visit.messages.last.locator('[data-n="8"]').click()
+    expect(visit.columns).to_have_count(9)
+    visit.settle()
+    visit.columns.nth(1).get_by_role("button", name="4 more like this").click()
+    expect(visit.columns).to_have_count(13)
+    expect(visit.columns.nth(9)).to_be_in_viewport(ratio=0.9)
+    visit.settle()
 
 
 def test_a_deleted_message_comes_back_when_it_is_undone(visit: Visit) -> None:
@@ -126,5 +155,6 @@ def test_a_double_click_is_one_click(visit: Visit) -> None:
     visit.messages.last.get_by_role("button", name="Regenerate", exact=True).dblclick()
     expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")
     visit.settle()
-    visit.page.wait_for_timeout(300)
+    visit.page.reload()  # the server has seen both clicks by now, if there were two
+    visit.ready()
     expect(visit.messages.last.locator(".cp-pager-count")).to_have_text("2/2")

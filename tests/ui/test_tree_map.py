@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, expect
 
-from tests.ui.pages import Site, Visit
+from tests.ui.pages import LONG, Site, Visit
 
 SCRIPT = "<img src=x onerror=\"document.title='taken over'\">"
 
@@ -56,14 +56,15 @@ def active(visit: Visit) -> list[str]:
 
 
 def test_the_map_grows_with_the_samples_and_shows_who_writes(site: Site) -> None:
-    site.engine.step_s = 0.03
-    with site.visit(params='{"max_tokens": 60, "seed": 1}') as visit:
+    with site.visit() as visit:
         items = open_map(visit)
         visit.ask("Hello")
         expect(items).to_have_count(2)
+        site.engine.hold(after=10)
         visit.page.evaluate("chatpage.regenerate(chatpage.conversation.activeLeaf.id, 8)")
         expect(items).to_have_count(10)
-        expect(visit.page.locator(".cp-map-item.is-writing").first).to_be_attached()
+        expect(visit.page.locator(".cp-map-item.is-writing")).to_have_count(8)
+        site.engine.release()
         visit.settle()
         expect(visit.page.locator(".cp-map-item.is-writing")).to_have_count(0)
         expect(visit.page.locator(".cp-map-facts")).to_have_text("10 messages, 9 branches")
@@ -71,14 +72,17 @@ def test_the_map_grows_with_the_samples_and_shows_who_writes(site: Site) -> None
 
 def test_tokens_that_arrive_move_nothing_on_the_map(site: Site) -> None:
     """A map that is laid out anew for each token stutters as soon as eight samples write."""
-    site.engine.step_s = 0.03
-    with site.visit(params='{"max_tokens": 60, "seed": 1}') as visit:
+    site.engine.hold(after=5)
+    with site.visit(params=LONG) as visit:
         items = open_map(visit)
         visit.send("Hello")
         expect(items).to_have_count(2)
+        visit.wait_for_text(1)
         visit.page.evaluate(WATCH_PLACES)
+        site.engine.hold(after=150)
         expect(visit.messages.last).to_contain_text(re.compile(".{80}", re.DOTALL))
         assert visit.page.evaluate("moved") == []
+        visit.composer.press("Escape")
         visit.settle()
 
 
@@ -164,14 +168,13 @@ def test_the_preview_tells_what_a_node_says_as_text(visit: Visit) -> None:
 
 
 def test_who_wants_no_motion_sees_none(site: Site) -> None:
-    site.engine.step_s = 0.03
-    with site.visit(params='{"max_tokens": 60, "seed": 1}', reduced_motion="reduce") as visit:
+    site.engine.hold(after=10)
+    with site.visit(reduced_motion="reduce") as visit:
         open_map(visit)
         visit.send("Hello")
         writing = visit.page.locator(".cp-map-item.is-writing .cp-map-halo")
         expect(writing).to_be_attached()
         assert writing.evaluate("halo => getComputedStyle(halo).animationName") == "none"
-        visit.settle()
 
 
 def test_fit_shows_the_whole_tree(visit: Visit) -> None:

@@ -11,16 +11,18 @@ import { ApiError, patch, pathOf, post, remove } from "./api.js";
 import { keyOf } from "./connection.js";
 import { Conversation } from "./conversation.js";
 import { Costs } from "./cost.js";
-import { h, memory, newId } from "./dom.js";
+import { bytes, count, h, memory, newId } from "./dom.js";
 import { popover } from "./feedback.js";
 import { Renderer } from "./markdown.js";
 import { Params } from "./params.js";
 
 const REPEAT_MS = 400; // within this, the same again is the other half of a double click
+const SPARE_BYTES = 16_384; // of a message, for all that is not its text
 const SHARE_KEPT = 1 / 3; // of a reply, when more like it are asked for
 
 export class App extends EventTarget {
   #starting = new Map(); // request as JSON -> promise of its run, until it has started
+  #joined = null; // run.created of several samples whose messages have not come yet
   #opened = null; // {resolve, reject} of the conversation that is being opened
 
   constructor(connection, feedback) {
@@ -89,6 +91,7 @@ export class App extends EventTarget {
 
   #leave() {
     this.params.flush();
+    this.#joined = null;
     this.#opened?.reject(new ApiError(0, { code: "replaced" }));
     this.#opened = null;
     if (!this.conversation) return;
@@ -105,8 +108,10 @@ export class App extends EventTarget {
       return;
     }
     const title = conversation.info?.title;
+    const isNew = message.type === "run.created" && !conversation.runs.has(message.run_id);
     conversation.take(message);
     if (message.type === "run.created" && message.conversation_id === conversation.id) {
+      if (isNew && message.node_ids.length > 1) this.#joined = message;
       if (!this.connection.isFollowing({ run_id: message.run_id })) this.connection.follow({ run_id: message.run_id });
     }
     if (message.type === "tree.patch" && message.conversation_id === conversation.id) {
@@ -114,8 +119,20 @@ export class App extends EventTarget {
       this.#opened = null;
       if (conversation.info?.title !== title) this.listChanged();
     }
+    this.#join();
     if (message.type === "run.done" && message.error) this.fail(new ApiError(0, message.error));
     if (message.type === "run.done" && !conversation.liveRuns.length) this.announce("The answer is complete.");
+  }
+
+  /** Show several samples side by side, whoever asked for them, if they are written where one is reading. */
+  #join() {
+    const { conversation } = this;
+    const [first] = this.#joined?.node_ids ?? [];
+    if (!conversation.nodes.has(first)) return;
+    this.#joined = null;
+    const parent = conversation.parentOf(first);
+    const isSeen = parent === null || conversation.activePath().some((node) => node.id === parent);
+    if (this.comparing === null && isSeen) this.compare(parent ?? "");
   }
 
   #lost(error) {
@@ -137,6 +154,11 @@ export class App extends EventTarget {
       this.fail(error);
       throw error;
     }
+  }
+
+  #told(error) {
+    this.fail(error);
+    return error;
   }
 
   #saveParams(params) {
@@ -203,9 +225,21 @@ export class App extends EventTarget {
     return { conversation_id: this.conversation.id, n: 1, ...request, params: { ...this.params.request, ...request.params } };
   }
 
+  /** Whether a text is more than a message may have. */
+  isTooLong(text) {
+    const { max_input: most, max_message_bytes: size } = this.connection.welcome?.limits ?? {};
+    return text.length > most || (6 * text.length > size - SPARE_BYTES && new Blob([JSON.stringify(text)]).size > size - SPARE_BYTES);
+  }
+
   /** Start a run; with several samples they stand side by side. */
   async run(request) {
     const { conversation } = this;
+    const text = (request.input ?? "") + (request.prefill ?? "");
+    if (this.isTooLong(text)) {
+      const { max_input: most, max_message_bytes: size } = this.connection.welcome.limits;
+      const limit = text.length > most ? `${count(text.length)} characters, of at most ${count(most)}` : `more than ${bytes(size)}`;
+      throw this.#told(new Error(`This is too long for one message: ${limit}. Send it in parts.`));
+    }
     const key = JSON.stringify(request);
     if (this.#starting.has(key)) return this.#starting.get(key); // a double click is one click
     const message = { type: "run.create", client_msg_id: newId(), ...this.requestOf(request) };
@@ -266,7 +300,10 @@ export class App extends EventTarget {
     const size = this.conversation.nodes.get(nodeId).num_tokens;
     const kept = Math.max(1, Math.floor(size * SHARE_KEPT));
     return this.run({ kind: "fork", parent_id: nodeId, branch_at_token: Math.min(kept, size), n })
-      .then(() => this.compareSiblings(nodeId))
+      .then((created) => {
+        this.compareSiblings(nodeId);
+        this.thread?.columns?.show(created.node_ids[0]); // the newest come last, so that no number changes
+      })
       .catch(() => null);
   }
 

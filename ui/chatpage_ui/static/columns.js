@@ -5,7 +5,7 @@
  * the texts first differ, as they are shown.
  */
 
-import { copyText } from "./message.js";
+import { copyText, noteOf } from "./message.js";
 import { costOf } from "./cost.js";
 import { meanLogprob, showDetails } from "./details.js";
 import { count, h, iconButton, perFrame } from "./dom.js";
@@ -13,12 +13,13 @@ import { Body } from "./markdown.js";
 import { showTokens } from "./token_view.js";
 
 const MARK = "cp-differs";
-const MARK_MS = 250;
+const TICK_MS = 250;
 const MORE = [1, 4];
 
 export class ColumnsView {
   #columns = new Map(); // node id -> Column
-  #marked = 0;
+  #ticked = 0;
+  #marks = []; // ranges, once more text cannot move them
 
   constructor(app, parentId) {
     this.app = app;
@@ -82,14 +83,22 @@ export class ColumnsView {
 
   /** Text has grown. */
   tick() {
+    if (performance.now() - this.#ticked < TICK_MS) return;
+    this.#ticked = performance.now();
     for (const column of this.#columns.values()) column.showFacts();
-    if (performance.now() - this.#marked > MARK_MS) this.#mark();
+    const isMarked = this.#marks.length === this.#columns.size && this.#marks.every((range) => !range.collapsed);
+    if (!isMarked) this.#mark();
   }
 
   destroy() {
     for (const column of this.#columns.values()) column.destroy();
     CSS.highlights?.delete(MARK);
     this.element.remove();
+  }
+
+  /** Bring a version into view. */
+  show(nodeId) {
+    this.#columns.get(nodeId)?.element.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
   }
 
   /** What the prompt cost for all of them together. */
@@ -128,7 +137,7 @@ export class ColumnsView {
 
   /** Mark the first place where the texts differ. */
   #mark() {
-    this.#marked = performance.now();
+    this.#marks = [];
     if (!CSS.highlights) return;
     const bodies = this.views.map((column) => column.body.element).filter((element) => element.textContent.trim());
     if (bodies.length < 2) {
@@ -139,8 +148,10 @@ export class ColumnsView {
     const shortest = Math.min(...texts.map((text) => text.length));
     let at = 0;
     while (at < shortest && texts.every((text) => text[at] === texts[0][at])) at++;
-    const ranges = bodies.map((element, i) => rangeAt(element, at, texts[i])).filter(Boolean);
+    const words = texts.map((text) => wordAt(text, at));
+    const ranges = bodies.map((element, i) => words[i] && rangeOf(element, ...words[i])).filter(Boolean);
     CSS.highlights.set(MARK, new Highlight(...ranges));
+    if (words.every((word, i) => word && word[1] < texts[i].length)) this.#marks = ranges;
   }
 }
 
@@ -191,11 +202,11 @@ class Column {
     this.element.setAttribute("aria-busy", String(isWriting));
     this.element.classList.toggle("is-writing", isWriting);
     this.element.classList.toggle("is-chosen", isChosen);
-    const cut = !isWriting && (node.status !== "complete" || node.finish_reason === "length");
-    this.note.hidden = !cut;
-    this.note.textContent = node.status === "complete" ? "Cut off by its limit of tokens." : `${node.status[0].toUpperCase()}${node.status.slice(1)}.`;
+    const note = isWriting ? "" : noteOf(app, node);
+    this.note.hidden = !note;
+    this.note.textContent = note;
     this.actions.setAttribute("aria-label", `Actions on version ${index + 1}`);
-    this.actions.replaceChildren(...this.#actionsOf(node, isWriting, cut));
+    this.actions.replaceChildren(...this.#actionsOf(node, isWriting, Boolean(note)));
   }
 
   setText(text, isWriting) {
@@ -302,12 +313,13 @@ class Column {
   }
 }
 
-/** Return the range of the word at a place of an element's text, or null at its end. */
-function rangeAt(element, at, text) {
+/** Return where the word at a place of a text begins and ends, or null at its end. */
+function wordAt(text, at) {
   const rest = text.slice(at).match(/^\s*\S+/);
-  if (!rest) return null;
-  const start = at + rest[0].length - rest[0].trimStart().length;
-  const end = at + rest[0].length;
+  return rest && [at + rest[0].length - rest[0].trimStart().length, at + rest[0].length];
+}
+
+function rangeOf(element, start, end) {
   const range = document.createRange();
   const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
   let position = 0;

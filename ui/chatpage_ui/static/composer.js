@@ -175,10 +175,11 @@ export class Composer {
 
   #warm() {
     const { app } = this;
-    if (!app.conversation || app.conversation.liveRuns.length) return;
+    if (!app.conversation || app.conversation.liveRuns.length || app.isTooLong(this.input.value)) return;
     const parent = app.parentForNext();
     app.connection.tell({
       type: "prefix.warm",
+      ref: "warm", // if it fails, so will sending, and that is told
       conversation_id: app.conversation.id,
       ...(parent ? { parent_id: parent } : {}),
       ...(this.input.value.trim() ? { draft: this.input.value } : {}),
@@ -189,9 +190,13 @@ export class Composer {
   async #plan() {
     const { app } = this;
     const asked = (this.asked = Symbol("plan"));
-    const plan = app.conversation?.activeLeaf ? await app.costs.of(app.nextRequest(this.input.value.trim() ? this.input.value : "…")) : null;
-    if (asked !== this.asked) return;
+    const leaf = app.conversation?.activeLeaf;
     const hasDraft = Boolean(this.input.value.trim());
+    const isAnswered = leaf?.role === "assistant";
+    // without a draft the conversation itself is measured: what going on with its last reply begins from
+    const request = hasDraft || !isAnswered ? app.nextRequest(hasDraft ? this.input.value : "…") : { kind: "continue", parent_id: leaf.id };
+    const plan = leaf && !app.isTooLong(this.input.value) ? await app.costs.of(request) : null;
+    if (asked !== this.asked) return;
     this.meter.hidden = !plan;
     this.meterText.replaceChildren();
     this.cost.replaceChildren();

@@ -25,6 +25,7 @@ export class Conversation extends EventTarget {
   }
 
   #children;
+  #path = null; // the active one, until the tree changes
   #choosing = new Map(); // parent id -> {version}: the conversation's own choice there is younger than earlier versions
 
   // -- the tree ------------------------------------------------------------------------------------------------------
@@ -61,9 +62,11 @@ export class Conversation extends EventTarget {
 
   /** Return the nodes that are shown, root first. */
   activePath() {
-    const path = [];
-    for (let id = this.chosen(null); id !== null; id = this.chosen(id)) path.push(this.nodes.get(id));
-    return path;
+    if (!this.#path) {
+      this.#path = [];
+      for (let id = this.chosen(null); id !== null; id = this.chosen(id)) this.#path.push(this.nodes.get(id));
+    }
+    return this.#path;
   }
 
   get activeLeaf() {
@@ -86,6 +89,7 @@ export class Conversation extends EventTarget {
    * @param {Promise<{version: number}>} answer of the server that was told
    */
   choose(nodeId, answer) {
+    this.#path = null;
     const choice = { version: Infinity, late: [] };
     for (let id = nodeId; id !== null; id = this.parentOf(id)) {
       this.choices.set(this.parentOf(id) ?? "", id);
@@ -179,7 +183,7 @@ export class Conversation extends EventTarget {
       }
     }
     this.version = version;
-    this.#children = null;
+    this.#children = this.#path = null;
     this.#emit("tree");
   }
 
@@ -256,6 +260,7 @@ export class Conversation extends EventTarget {
   }
 
   #emit(type, detail = {}) {
+    if (type === "tree") this.#path = null;
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }

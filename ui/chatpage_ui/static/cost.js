@@ -27,6 +27,7 @@ export class Costs {
     if (known && performance.now() - known.at < FRESH_MS) return known.answer;
     const answer = app.connection.ask({ type: "plan", conversation_id, ...rest, n: 1 }).catch(() => null);
     this.#known.set(key, { at: performance.now(), answer });
+    answer.then((plan) => (!plan || plan.is_pending) && this.#known.delete(key)); // it will be another one
     if (this.#known.size > 64) this.#known.delete(this.#known.keys().next().value);
     return answer;
   }

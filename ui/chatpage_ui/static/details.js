@@ -2,6 +2,7 @@
 
 import { count, h } from "./dom.js";
 import { popover } from "./feedback.js";
+import { modelName } from "./words.js";
 
 const UNITS = { ttft_ms: "ms", tok_s: "tok/s" };
 
@@ -12,7 +13,7 @@ export function showDetails(app, nodeId, anchor) {
   const rows = [
     ["Written", new Date(node.created_at / 1000).toLocaleString()],
     ["Status", node.finish_reason ? `${node.status}, ${node.finish_reason}` : node.status],
-    ["Model", node.model],
+    ["Model", node.model && modelName(node.model)],
     ["Tokens", node.num_tokens ? count(node.num_tokens) : null],
     ["Time to first token", measured(timing, "ttft_ms")],
     ["Speed", measured(timing, "tok_s")],

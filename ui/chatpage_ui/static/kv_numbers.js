@@ -23,7 +23,8 @@ export class KvNumbers {
     const inBytes = (numBlocks) => bytes(numBlocks * stats.bytes_per_block);
     const numEntries = blocks.reduce((sum, block) => sum + block.ref_count, 0);
     this.used.show(stats.blocks_used, numEntries, inBytes, "Nothing is being written.");
-    const branches = plural(paths.numPaths, "branch", "branches");
+    const all = plural(paths.numPaths, "branch", "branches");
+    const branches = paths.numHeld < paths.numPaths ? `${count(paths.numHeld)} of ${all} in memory` : all;
     this.own.show(paths.numBlocks, paths.numEntries, inBytes, "Nothing of it is in memory.", branches);
     const facts = [
       ["Cached, evictable", count(stats.blocks_cached), inBytes(stats.blocks_cached)],

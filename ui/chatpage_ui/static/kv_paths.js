@@ -16,15 +16,23 @@ export class KvPaths {
   /** @param {{block_size: number, paths: object[]}} answer of `POST /api/conversations/{id}/kv` */
   constructor({ block_size: size, paths } = { block_size: 1, paths: [] }) {
     this.numPaths = paths.length;
-    this.numEntries = 0; // blocks that the paths would take if each had its own
     for (const { block_ids: ids, nodes } of paths) {
-      this.numEntries += ids.length;
       for (const id of ids) this.#numPathsOf.set(id, (this.#numPathsOf.get(id) ?? 0) + 1);
       for (const { node_id: nodeId, start, end } of nodes) {
         const last = Math.min(ids.length, Math.ceil(end / size));
         for (let i = Math.floor(start / size); i < last && start < end; i += 1) this.#note(nodeId, ids[i]);
       }
     }
+    this.#count(paths);
+  }
+
+  /** A branch whose last message is not in memory takes none: that it begins like another saves nothing. */
+  #count(paths) {
+    const held = paths.filter(({ num_cached: size, nodes }) => size > (nodes.at(-1).start + nodes.at(-1).end) / 2);
+    const taken = new Set(held.flatMap(({ block_ids: ids }) => ids));
+    this.numHeld = held.length;
+    // blocks that would be there if each of these branches had its own
+    this.numEntries = held.reduce((sum, { block_ids: ids }) => sum + ids.length, 0) + this.numBlocks - taken.size;
   }
 
   #note(nodeId, blockId) {

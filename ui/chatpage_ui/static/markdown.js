@@ -9,6 +9,7 @@
 
 import { post } from "./api.js";
 import { h, html } from "./dom.js";
+import { Tail } from "./tail.js";
 
 const BATCH_MS = 150;
 const MAX_ITEMS = 32;
@@ -38,7 +39,10 @@ export class Renderer {
     try {
       const items = batch.map(([, { text, open, inReasoning }], i) => ({ id: String(i), text, open, in_reasoning: inReasoning }));
       const answer = await post("/canvas/render", { items });
-      for (const { id, blocks } of answer.items) batch[Number(id)][0].rendered(batch[Number(id)][1], blocks);
+      for (const { id, blocks } of answer.items) {
+        batch[Number(id)][0].rendered(batch[Number(id)][1], blocks);
+        await breath();
+      }
     } catch (error) {
       console.warn("The text stays as it is:", error.message);
       for (const [body] of batch) body.notRendered();
@@ -61,6 +65,11 @@ export class Renderer {
   }
 }
 
+/** Let the browser do what else is due: several long texts at once would keep it from it. */
+function breath() {
+  return new Promise((resolve) => setTimeout(resolve));
+}
+
 /** The text of one message. */
 export class Body {
   #renderer;
@@ -70,15 +79,14 @@ export class Body {
   #asked = 0; // how much of the text the server has seen
   #isOpen = true;
   #blocks = []; // {start, end, html, element}
-  #tail = document.createTextNode("");
+  #tail = new Tail();
   #isDue = true;
 
   /** @param {boolean} inReasoning whether the prompt itself opened the reasoning that the text begins with */
   constructor(renderer, inReasoning = false) {
     this.#renderer = renderer;
     this.#inReasoning = inReasoning;
-    this.tail = h("div", { class: "cp-tail" }, this.#tail);
-    this.element = h("div", { class: "cp-body", dir: "auto" }, this.tail);
+    this.element = h("div", { class: "cp-body", dir: "auto" }, this.#tail.element);
   }
 
   get text() {
@@ -86,8 +94,8 @@ export class Body {
   }
 
   /** How much is laid out again when something is added. */
-  get tailLength() {
-    return this.#tail.length;
+  get cost() {
+    return this.#tail.cost;
   }
 
   /** Show a text. What it shares with the one before stays as it is, and so does a selection in it. */
@@ -96,7 +104,7 @@ export class Body {
     this.#isDue = true;
     if (text.startsWith(this.#text)) this.append(text.slice(this.#text.length));
     else this.#restart(text);
-    this.tail.hidden = !this.#tail.data && !isOpen;
+    this.#tail.element.hidden = this.#tail.isEmpty && !isOpen;
     if (isOpen) this.settle();
   }
 
@@ -112,14 +120,14 @@ export class Body {
   append(added) {
     if (!added) return;
     this.#text += added;
-    if (this.#tail.data || added.trimStart() === added) this.#tail.appendData(added);
+    if (!this.#tail.isEmpty || added.trimStart() === added) this.#tail.append(added);
     else this.#showTail();
     if (added.includes("\n")) this.settle();
   }
 
   /** Have finished blocks of a growing text rendered. */
   settle() {
-    if (!this.#isOpen || this.#asked === this.#text.length || this.#isSelected()) return;
+    if (!this.#isOpen || this.#asked === this.#text.length || this.#tail.isSelected) return;
     this.#asked = this.#text.length;
     const inReasoning = this.#inReasoning && this.#base === 0;
     this.#renderer.ask(this, { text: this.#text.slice(this.#base), open: true, base: this.#base, inReasoning });
@@ -152,9 +160,9 @@ export class Body {
   }
 
   #settled(blocks) {
-    if (!blocks.length || this.#isSelected() || !this.#isOpen) return;
+    if (!blocks.length || this.#tail.isSelected || !this.#isOpen) return;
     const base = this.#base;
-    for (const block of blocks) this.#add({ start: base + block.start, end: base + block.end, html: block.html }, this.tail);
+    for (const block of blocks) this.#add({ start: base + block.start, end: base + block.end, html: block.html }, this.#tail.element);
     this.#base = base + blocks.at(-1).end;
     this.#showTail();
   }
@@ -166,7 +174,7 @@ export class Body {
     for (const block of blocks) {
       const same = old.get(`${block.start} ${block.end} ${block.html}`);
       if (same && same.element.isConnected) this.#blocks.push(same);
-      else this.#add(block, this.tail);
+      else this.#add(block, this.#tail.element);
     }
     const kept = new Set(this.#blocks);
     for (const block of before) if (!kept.has(block)) block.element.remove();
@@ -190,12 +198,7 @@ export class Body {
   }
 
   #showTail() {
-    this.#tail.data = this.#text.slice(this.#base).replace(/^\s*\n/, "");
-    this.tail.hidden = !this.#tail.data && !this.#isOpen;
-  }
-
-  #isSelected() {
-    const selection = getSelection();
-    return selection && !selection.isCollapsed && selection.rangeCount > 0 && selection.getRangeAt(0).intersectsNode(this.tail);
+    this.#tail.set(this.#text.slice(this.#base).replace(/^\s*\n/, ""));
+    this.#tail.element.hidden = this.#tail.isEmpty && !this.#isOpen;
   }
 }

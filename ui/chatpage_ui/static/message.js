@@ -10,6 +10,7 @@ import { h, iconButton } from "./dom.js";
 import { editMessage } from "./edit.js";
 import { Body } from "./markdown.js";
 import { showTokens } from "./token_view.js";
+import { whyCut } from "./words.js";
 
 const NAMES = { user: "You", assistant: "Assistant", system: "System prompt", tool: "Tool" };
 export const SAMPLE_COUNTS = [2, 4, 8, 16];
@@ -124,15 +125,7 @@ export class MessageView {
   }
 
   #showNote(node, isWriting) {
-    const run = this.app.conversation.runOf(this.nodeId);
-    const detail = run?.run.samples[run.sample].done?.detail ?? run?.run.done?.error?.message;
-    const words = {
-      aborted: "Stopped.",
-      interrupted: "Interrupted: the server ended while this was written.",
-      error: `Failed${detail ? `: ${detail}` : "."}`,
-    };
-    let text = words[node.status] ?? "";
-    if (node.status === "complete" && node.finish_reason === "length") text = `Cut off: ${detail || "it reached its limit of tokens"}.`;
+    const text = noteOf(this.app, node);
     this.note.hidden = isWriting || !text;
     this.note.replaceChildren(text);
     if (!this.note.hidden && node.role === "assistant") {
@@ -237,6 +230,13 @@ export class MessageView {
       container.remove();
     };
   }
+}
+
+/** Return what is to be said below a reply that is not whole, or "". */
+export function noteOf(app, node) {
+  const run = app.conversation.runOf(node.id);
+  const detail = run?.run.samples[run.sample].done?.detail ?? run?.run.done?.error?.message;
+  return whyCut(node, app.connection.welcome?.model.max_model_len, detail);
 }
 
 /** Copy a text and say so. */

@@ -39,6 +39,7 @@ export class Params extends EventTarget {
 
   /** Begin: show what this browser remembers, and listen to the inputs below `host`. */
   mount(host) {
+    this.#set("n", memory.get("samples", 1));
     this.useRemembered();
     write("cp-system", this.#system);
     addEventListener("pagehide", () => this.flush());
@@ -88,7 +89,7 @@ export class Params extends EventTarget {
 
   set n(value) {
     this.#set("n", value);
-    this.dispatchEvent(new Event("change"));
+    this.#changed();
   }
 
   /** The system prompt of new conversations. */
@@ -118,6 +119,7 @@ export class Params extends EventTarget {
     if (this.#known === this.#state) return;
     this.#known = this.#state;
     memory.set("params", this.request);
+    memory.set("samples", this.values.get("n"));
     this.#save(this.request);
     this.dispatchEvent(new Event("change"));
   }

@@ -282,8 +282,9 @@ class Sidebar {
 
   async #change(conversation, change) {
     this.list.put({ ...this.list.find(conversation.id), ...change });
-    await this.#try(() => patch(pathOf(conversation.id), change));
+    const done = await this.#try(() => patch(pathOf(conversation.id), change));
     this.app.listChanged();
+    return done !== null;
   }
 
   async #remove(conversation) {

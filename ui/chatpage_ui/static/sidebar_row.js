@@ -11,7 +11,7 @@ import { titleOf } from "./conversation_list.js";
 import { openMenu } from "./menu.js";
 
 const MAX_TITLE = 1000;
-const MAX_TAG = 200;
+const MAX_TAG = 100;
 export const FORMATS = [
   ["chatpage", "chatpage"],
   ["markdown", "Markdown"],
@@ -179,11 +179,14 @@ export class SidebarRow {
     const show = () => chips.replaceChildren(
       ...tags.map((tag) => removable(tag, () => set(tags.filter((other) => other !== tag)))),
     );
-    const set = (changed) => {
+    const set = async (changed) => {
+      const before = tags;
       tags = changed;
       show();
       input.focus();
-      actions.tag(this.conversation, tags);
+      if (await actions.tag(this.conversation, changed)) return;
+      tags = before; // the server has said why
+      show();
     };
     const add = () => {
       const added = input.value.split(",").map((tag) => tag.trim()).filter((tag) => tag && !tags.includes(tag));

@@ -1,6 +1,7 @@
 /** The model and what the engine did, in the right sidebar; counts are the engine's, since its start. */
 
 import { bytes, count, h } from "./dom.js";
+import { modelName } from "./words.js";
 
 export function mountStatistics(modelHost, statisticsHost, app) {
   const table = h("tbody");
@@ -27,7 +28,7 @@ export function mountStatistics(modelHost, statisticsHost, app) {
     if (detail.type === "welcome") {
       const { name, max_model_len: length } = detail.model;
       modelHost.replaceChildren(
-        h("p", { class: "cp-model" }, h("b", { title: name }, name.split("/").at(-1)), h("span", {}, `context of ${count(length)} tokens`)),
+        h("p", { class: "cp-model" }, h("b", { title: name }, modelName(name)), h("span", {}, `context of ${count(length)} tokens`)),
       );
     }
   });

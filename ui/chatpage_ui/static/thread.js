@@ -115,7 +115,7 @@ export class Thread {
       const text = conversation.textOf(nodeId);
       if (added !== null && view.body.text.length + added.length === text.length) view.append(added);
       else view.setText(text, conversation.isWriting(nodeId));
-      budget -= view.body.tailLength;
+      budget -= view.body.cost;
     }
     this.#columns?.tick();
     if (this.#added.size) this.flush();
