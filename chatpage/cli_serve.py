@@ -17,7 +17,11 @@ from chatpage.sampling_params import MAX_SAMPLES
 from chatpage.server.log_settings import LogFormat, LogLevel, LogSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastapi import FastAPI
+
+    from chatpage.server.settings import ServeSettings
 
 EXIT_INTERRUPTED = 130
 _Samples = Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="samples that a user may have per run")]
@@ -47,39 +51,57 @@ def serve(
     max_queued_runs: Annotated[int, typer.Option(min=0, help="runs of a user that wait; more are refused")] = 32,
     max_samples: _Samples = MAX_SAMPLES,
     max_tokens: _Tokens = None,
+    keep_deleted: Annotated[int, typer.Option(metavar="DAYS", min=0, help="what was deleted can be restored so long")] = 30,
     log_format: Annotated[LogFormat, typer.Option(help="how to log")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="info: a line per request and run")] = LogLevel.WARNING,
     log_text: Annotated[bool, typer.Option("--log-text", help="log what is said, too")] = False,
 ) -> None:
     """Serve the page, and the websocket and HTTP interfaces."""
     from chatpage.server.logs import logging_to_stderr
-    from chatpage.server.serve import serve as run
-    from chatpage.server.settings import ServeSettings
-    from chatpage.session import SessionLimits
 
-    threading.Thread(target=_import_page, daemon=True).start()  # takes seconds, while the engine starts in its own process
-    settings = ServeSettings(
-        host=host,
-        port=port,
-        data_dir=data,
-        allowed_hosts=tuple(allowed_host or ()),
-        allowed_origins=tuple(allowed_origin or ()),
-        require_login=require_login,
-        secure_cookies=secure_cookies,
-        limits=SessionLimits(
-            max_running_runs=max_running_runs,
-            max_queued_runs=max_queued_runs,
-            max_samples=max_samples,
-            max_tokens=max_tokens,
-        ),
-        logs=LogSettings(format=log_format, level=log_level, with_text=log_text),
-    )
-    with logging_to_stderr(settings.logs):
+    def settings() -> "ServeSettings":
+        from chatpage.server.settings import ServeSettings
+        from chatpage.session import SessionLimits
+
+        return ServeSettings(
+            host=host,
+            port=port,
+            data_dir=data,
+            allowed_hosts=tuple(allowed_host or ()),
+            allowed_origins=tuple(allowed_origin or ()),
+            require_login=require_login,
+            secure_cookies=secure_cookies,
+            keep_deleted_days=keep_deleted,
+            limits=SessionLimits(
+                max_running_runs=max_running_runs,
+                max_queued_runs=max_queued_runs,
+                max_samples=max_samples,
+                max_tokens=max_tokens,
+            ),
+            logs=logs,
+        )
+
+    logs = LogSettings(format=log_format, level=log_level, with_text=log_text)
+    with logging_to_stderr(logs):
         try:
-            print("chatpage loads the model …", file=sys.stderr, flush=True)
-            asyncio.run(run(with_kv_disk(config, data), settings, extend=_mount_page, on_ready=_announce))
+            asyncio.run(_serve(with_kv_disk(config, data), settings))
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
+
+
+async def _serve(config: EngineConfig, settings: "Callable[[], ServeSettings]") -> None:
+    """Start the engine, whose process loads the model while this one imports the server and the page, which takes seconds."""
+    from chatpage.engine.process import ProcessEngine
+
+    engine = ProcessEngine(config)
+    engine.begin()
+    print("chatpage loads the model …", file=sys.stderr, flush=True)
+    try:
+        server = await asyncio.to_thread(import_module, "chatpage.server.serve")
+        threading.Thread(target=_import_page, daemon=True).start()
+        await server.serve(engine, settings(), extend=_mount_page, on_ready=_announce)
+    finally:
+        await engine.close()
 
 
 def _import_page() -> None:

@@ -28,7 +28,6 @@ from chatpage.session import Session
 from chatpage.store import LOCAL_USER, ConversationId, RunId, Store, database_path
 
 URL = "http://127.0.0.1"
-COMPILING = "kernels are being compiled"  # what a model that was left to transformers for that reason says
 
 
 class SessionClient(AsyncClient):
@@ -123,7 +122,7 @@ class LocalClient(Client):
 
         def load_and_look(config: EngineConfig | None) -> Engine:
             engine = load(config)
-            if COMPILING in engine.model.computed_by:
+            if engine.model.is_interim:
                 self._hint = "First start: C++ kernels are being compiled; the next start will be several times faster."
             return engine
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from chatpage.engine.core import Engine
 
 Load = Callable[[EngineConfig | None], "Engine"]
+IDLE_S = 0.5  # without a command, before an engine is replaced
 METHODS = frozenset({"add_request", "fork", "abort", "prefix_cost", "prefix_blocks", "pin", "unpin", "stats", "block_map"})
 
 
@@ -105,28 +106,34 @@ def _end_with_parent() -> None:
 
 def _main(pipe: Connection, load: Load, config: EngineConfig | None) -> None:
     try:
-        engine = load(config)
-    except Exception as error:  # noqa: BLE001 - `start` raises it
+        while _run_engine(load(config), pipe):
+            gc.unfreeze()
+            gc.collect()  # two at a time could be too large
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:  # noqa: BLE001 - `start` raises it, or every reader and caller is told by the parent
         pipe.send(Died(portable(error)))
-        return
+
+
+def _run_engine(engine: "Engine", pipe: Connection) -> bool:
+    """Serve until told to end, or until another engine would be better (True); commands wait in the pipe for that one."""
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not walk it again and again
     pipe.send(Loaded(engine.info()))
-    try:
-        _serve(engine, pipe)
-        engine.close()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:  # noqa: BLE001 - every reader and caller is told by the parent
-        pipe.send(Died(portable(error)))
+    is_replaceable = _serve(engine, pipe)
+    engine.close()
+    return is_replaceable
 
 
-def _serve(engine: "Engine", pipe: Connection) -> None:
+def _serve(engine: "Engine", pipe: Connection) -> bool:
     while True:
         while not engine.has_work or pipe.poll():
+            while engine.is_interim and not engine.has_work and not pipe.poll(IDLE_S):
+                if engine.is_replaceable:
+                    return True
             commands = pipe.recv()
             if commands is None:
-                return
+                return False
             pipe.send(Report(replies=tuple(_obey(engine, command) for command in commands)))
         if events := engine.step():
             pipe.send(Report(events=tuple(events)))

@@ -97,6 +97,16 @@ class Engine:
         if self._disk is not None:
             self._disk.close(limit_s=save_s)
 
+    @property
+    def is_interim(self) -> bool:
+        """Whether the model is computed slower than it could be, until the C++ kernels are compiled."""
+        return self.model.is_interim
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether loading the model again would make it faster, and nothing of what is held here would be missed."""
+        return self.model.is_outdated and not self.has_work and not self._pins
+
     def info(self) -> EngineInfo:
         """Describe the engine; only `backend` may change, when a better one becomes ready."""
         return EngineInfo(

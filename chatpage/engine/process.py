@@ -52,25 +52,32 @@ class ProcessEngine:
         """`load` makes the engine in the child; it must be importable there. The default loads the model of `config`."""
         self._config = config
         self._load = load
-        self._info: EngineInfo | None = None
         self._child: _Child | None = None
         self._mailboxes: dict[RequestId, Mailbox] = {}
 
+    def begin(self) -> None:
+        """Start the child, and let it load while there is other work; `start` waits for it."""
+        assert not self.is_alive, "the child is alive"
+        last_info = None if self._child is None else self._child.info
+        self._child = _Child(self._config, self._load, self._mailboxes, last_info)
+
     async def start(self) -> None:
-        """Start the child and wait until its model is loaded.
+        """Start the child, unless that was begun, and wait until its model is loaded.
 
         Raises:
             ModelError, ConfigError: As `Engine.load`.
             EngineDeadError: The child ended while it loaded.
         """
-        assert self._child is None, "a ProcessEngine starts once; use restart"
-        await self.restart()
+        if self._child is None:
+            self.begin()
+        assert self._child is not None
+        await self._child.loaded()
 
     async def restart(self) -> None:
         """Start a new child after the old one has ended. Raises as `start`."""
-        assert not self.is_alive, "the child is alive"
-        self._child = _Child(self._config, self._load, self._mailboxes)
-        self._info = await self._child.loaded()
+        self.begin()
+        assert self._child is not None
+        await self._child.loaded()
 
     async def close(self) -> None:
         """Stop after the current step; running requests end with `EngineDeadError`. Closing twice is fine."""
@@ -102,9 +109,10 @@ class ProcessEngine:
         Raises:
             EngineDeadError: It was never started.
         """
-        if self._info is None:
+        info = None if self._child is None else self._child.info
+        if info is None:
             raise EngineDeadError("The engine was not started.")
-        return self._info
+        return info
 
     async def wait_until_dead(self) -> str:
         """Return when the child has ended, and why."""
@@ -223,7 +231,10 @@ class ProcessEngine:
 class _Child:
     """One child process and the two threads that talk to it."""
 
-    def __init__(self, config: EngineConfig | None, load: Load, mailboxes: dict[RequestId, Mailbox]) -> None:
+    def __init__(
+        self, config: EngineConfig | None, load: Load, mailboxes: dict[RequestId, Mailbox], last_info: EngineInfo | None
+    ) -> None:
+        self.info = last_info  # of the engine that was loaded last, by this child or the one before
         context = multiprocessing.get_context("spawn")
         self._loop = asyncio.get_running_loop()
         self._mailboxes = mailboxes
@@ -333,7 +344,11 @@ class _Child:
 
     def _take(self, message: Loaded | Report) -> None:
         if isinstance(message, Loaded):
-            self._ready.set_result(message.info)
+            self.info = message.info
+            if not self._ready.done():
+                self._ready.set_result(message.info)
+            else:
+                logger.info("The engine was loaded again: the C++ kernels are compiled.")
             return
         for reply in message.replies:
             future = self._calls.pop(reply.call_id)

@@ -1,7 +1,7 @@
 """`chatpage serve`: engine, store, session and application, started in this order and ended in the other.
 
-Invariants: what can be refused is refused before the model is loaded; when the server is told to end, sockets hear so, runs end
-as interrupted with their text stored, and no process is left.
+Invariants: what can be refused is refused without waiting for the model; when the server is told to end, sockets hear so, runs
+end as interrupted with their text stored, and no process is left.
 """
 
 import asyncio
@@ -10,19 +10,20 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from chatpage.config import EngineConfig
 from chatpage.engine.models.tokenizer import load_tokenizer
 from chatpage.engine.process import ProcessEngine, keep_alive
 from chatpage.errors import ConfigError
 from chatpage.server.app import create_app
 from chatpage.server.connections import HttpProtocol, raise_descriptor_limit, report_exhaustion
 from chatpage.server.draining import DRAIN_S, SHUTDOWN_S, Drain
+from chatpage.server.purging import purge_daily
 from chatpage.server.security import has_users
 from chatpage.server.settings import ServeSettings
 from chatpage.server.sockets import SocketProtocol
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(
-    config: EngineConfig,
+    engine: ProcessEngine,
     settings: ServeSettings,
     *,
     extend: Callable[[FastAPI], None] | None = None,
@@ -43,7 +44,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        config: Of the engine, which runs in a child process and is started again if it ends.
+        engine: Is started if that was not begun, started again whenever it ends, and closed.
         settings: Of the server.
         extend: Adds to the application, such as the page.
         on_ready: Called with the address once requests are answered.
@@ -54,22 +55,24 @@ async def serve(
         StoreError: The database cannot be opened.
     """
     raise_descriptor_limit()
-    with Store(database_path(settings.data_dir)) as store:
+    async with contextlib.AsyncExitStack() as ends:
+        ends.push_async_callback(engine.close)
+        store = ends.enter_context(Store(database_path(settings.data_dir)))
         check_access(store, settings)
-        with open_socket(settings) as listener:
-            async with _engine(config) as engine:
-                tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine.info.tokenizer_path))
-                session = Session(engine, store, tokenizer, settings.limits)
-                try:
-                    app = create_app(session, settings)
-                    if extend is not None:
-                        await asyncio.to_thread(extend, app)
-                    server = Server(app)
-                    if on_ready is not None:
-                        on_ready(url_of(listener))
-                    await server.serve([listener])
-                finally:
-                    await session.close()
+        listener = ends.enter_context(open_socket(settings))
+        await engine.start()
+        await ends.enter_async_context(_background(keep_alive(engine)))
+        tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine.info.tokenizer_path))
+        session = Session(engine, store, tokenizer, settings.limits)
+        ends.push_async_callback(session.close)
+        await ends.enter_async_context(_background(purge_daily(store, settings.keep_deleted_days)))
+        app = create_app(session, settings)
+        if extend is not None:
+            await asyncio.to_thread(extend, app)
+        server = Server(app)
+        if on_ready is not None:
+            on_ready(url_of(listener))
+        await server.serve([listener])
 
 
 def check_access(store: Store, settings: ServeSettings) -> None:
@@ -105,19 +108,14 @@ def url_of(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _engine(config: EngineConfig) -> AsyncIterator[ProcessEngine]:
-    """Run the engine, again whenever it ends."""
-    engine = ProcessEngine(config)
-    watch: asyncio.Task[None] | None = None
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do something meanwhile that has no end of its own."""
+    task = asyncio.create_task(work)
     try:
-        await engine.start()
-        watch = asyncio.create_task(keep_alive(engine))
-        yield engine
+        yield
     finally:
-        if watch is not None:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-        await engine.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Server(uvicorn.Server):

@@ -27,6 +27,7 @@ class ServeSettings:
         secure_cookies: Browsers reach the server by https only, through a proxy.
         limits: Per user.
         logs: What is written about what goes on.
+        keep_deleted_days: How long what was deleted can be restored; then it is removed for good.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +39,7 @@ class ServeSettings:
     secure_cookies: bool = False
     limits: SessionLimits = field(default_factory=SessionLimits)
     logs: LogSettings = field(default_factory=LogSettings)
+    keep_deleted_days: int = 30
 
     @property
     def is_loopback(self) -> bool:

@@ -3,6 +3,7 @@
 Every sample says "a", "b", "c", ... one letter a step, until `max_tokens`. Loads neither torch nor transformers.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,9 +33,11 @@ class ScriptedEngine:
     Args:
         step_s: Seconds a step takes.
         dies_at: The step that fails beyond repair.
+        is_interim: It may be replaced as soon as nobody uses it.
     """
 
-    def __init__(self, *, step_s: float = 0.0005, dies_at: int | None = None) -> None:
+    def __init__(self, *, step_s: float = 0.0005, dies_at: int | None = None, is_interim: bool = False) -> None:
+        self.is_interim = is_interim
         self._step_s = step_s
         self._dies_at = dies_at
         self._num_steps = 0
@@ -46,7 +49,7 @@ class ScriptedEngine:
 
     def info(self) -> EngineInfo:
         return EngineInfo(
-            model="scripted",
+            model="interim" if self.is_interim else "scripted",
             model_id="scripted",
             description="says the alphabet",
             tokenizer_path="",
@@ -63,6 +66,10 @@ class ScriptedEngine:
             backend="none",
             backend_reason="there is no model",
         )
+
+    @property
+    def is_replaceable(self) -> bool:
+        return self.is_interim and not self.has_work
 
     @property
     def has_work(self) -> bool:
@@ -149,3 +156,11 @@ def load_slowly(_: EngineConfig | None) -> Any:
 def load_brittle(_: EngineConfig | None) -> Any:
     """Load an engine whose tenth step ends it."""
     return ScriptedEngine(dies_at=10)
+
+
+_loads = itertools.count()
+
+
+def load_interim_first(_: EngineConfig | None) -> Any:
+    """Load an engine that may be replaced, then others."""
+    return ScriptedEngine(step_s=0.005, is_interim=next(_loads) == 0)

@@ -262,7 +262,12 @@ def test_a_start_does_not_wait_for_the_compiler(files: dict[Kind, Path], monkeyp
     monkeypatch.setattr(build, "is_running", lambda: True)
     monkeypatch.setattr(build, "wait", lambda: pytest.fail("it waited"))
     model = _load(files[Kind.Q4_1])
-    assert model.computed_by == "transformers: the C++ kernels are being compiled; the next start will be faster"
+    assert model.computed_by == "transformers: the C++ kernels are being compiled"
+    assert model.is_interim
+    assert not model.is_outdated
+    monkeypatch.undo()
+    assert model.is_outdated
+    assert not _load(files[Kind.Q4_1]).is_interim
 
 
 def test_a_start_that_asks_for_small_weights_waits(files: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,25 @@ async def read(engine: EngineClient, request_id: RequestId) -> list[SampleFinish
     return [event async for event in engine.stream(request_id) if isinstance(event, SampleFinished)]
 
 
+def test_an_engine_is_replaced_by_a_better_one_when_nobody_uses_it() -> None:
+    """The first start computes without compiled kernels; to have it stay so until someone starts it again helps nobody."""
+
+    async def test(engine: ProcessEngine) -> None:
+        assert engine.info.model == "interim"
+        request_id = await engine.add_request(PROMPT, greedy(max_tokens=300))  # 1.5 s: longer than it takes to be replaced
+        [end] = await read(engine, request_id)
+        assert len(end.token_ids) == 300
+        pid = engine.pid
+        while engine.info.model == "interim":
+            await asyncio.sleep(0.05)
+        assert engine.pid == pid
+        assert engine.info.model == "scripted"
+        [end] = await read(engine, await engine.add_request(PROMPT, greedy(max_tokens=3)))
+        assert end.text == "abc"
+
+    with_engine(test, scripted_engine.load_interim_first)
+
+
 def test_both_ways_to_run_an_engine_are_engine_clients() -> None:
     clients: list[EngineClient] = [AsyncEngine(), ProcessEngine()]
     assert not any(client.is_alive for client in clients)

@@ -335,10 +335,9 @@ def test_a_start_without_kernels_says_that_the_next_one_is_faster(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hint = "First start: C++ kernels are being compiled"
-    reason = "transformers: the C++ kernels are being compiled; the next start will be faster"
     with LocalClient(data_dir=tmp_path, load=lambda _: engine) as client:
         assert client.hint == ""
-    monkeypatch.setattr(engine, "model", dataclasses.replace(engine.model, computed_by=reason))
+    monkeypatch.setattr(engine, "model", dataclasses.replace(engine.model, is_interim=True))
     with LocalClient(data_dir=tmp_path, load=lambda _: engine) as client:
         assert client.hint.startswith(hint)
 

@@ -1,8 +1,8 @@
 """Decides whether the fused runner serves a model, loads it, and proves it.
 
 It takes GGUF files of the llama family on a CPU, whose weights it can read as they are. It needs the C++ kernels: where they
-are not built yet, a start with `--quantization auto` leaves the model to transformers for the life of the process, so that the
-first answer does not wait for a compiler, and the next start finds them built; `int4` and `int8` ask for it and wait.
+are not built yet, a start with `--quantization auto` leaves the model to transformers, so that the first answer does not wait
+for a compiler; a server loads it again once they are built and it is idle. `int4` and `int8` ask for them and wait.
 
 Invariant: a runner that is returned computed the logits of plain torch on its own weights, within what 8-bit activations lose.
 """
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 log = logging.getLogger(__name__)
+
+COMPILING = "the C++ kernels are being compiled"  # why a model is left to transformers for now
 
 _LENGTHS = ((3, 6), (8, 12))  # first and second chunk of the probe's sequences
 _MAX_ERROR, _MAX_MEDIAN_ERROR = 0.8, 0.2  # of logit rows, relative to their spread; see `prove`
@@ -90,10 +92,14 @@ def get_library(config: EngineConfig, *, show_progress: bool) -> Library | str:
     if (library := build.library()) is not None:
         return library
     if build.is_running():
-        reason = "the C++ kernels are being compiled; the next start will be faster"
-        log.info("The model is computed by transformers: %s.", reason)
-        return reason
+        log.info("The model is computed by transformers until the C++ kernels are compiled.")
+        return COMPILING
     return build.describe()
+
+
+def are_kernels_ready() -> bool:
+    """Whether the C++ kernels have been built meanwhile."""
+    return build.library() is not None
 
 
 def load(

@@ -66,6 +66,7 @@ class LoadedModel:
         device: Where it computes.
         description: For people: architecture, size, dtype, quantization.
         computed_by: For people: which runner, and why not the other.
+        is_interim: The fused runner would serve it, once the C++ kernels are compiled.
     """
 
     name: str
@@ -75,6 +76,12 @@ class LoadedModel:
     device: torch.device
     description: str
     computed_by: str
+    is_interim: bool = False
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether loading it again would make it faster."""
+        return self.is_interim and fused_loading.are_kernels_ready()
 
 
 def load_model(config: EngineConfig, *, show_progress: bool = True) -> LoadedModel:
@@ -161,7 +168,8 @@ def _load_with_transformers(
     )
     dtype_name = str(dtype).removeprefix("torch.")
     description = f"{settings.model_type}, {num_parameters / 1e6:,.0f} M parameters, {dtype_name}{quantized}, on {device}"
-    return LoadedModel(files.name, runner, tokenizer, dtype, device, description, f"transformers: {reason}")
+    is_interim = reason == fused_loading.COMPILING
+    return LoadedModel(files.name, runner, tokenizer, dtype, device, description, f"transformers: {reason}", is_interim)
 
 
 def find_model(name: str, *, show_progress: bool) -> ModelFiles:
