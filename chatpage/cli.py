@@ -41,9 +41,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; the console script."""
-    # How long threads of OpenMP spin before they sleep. Its default takes whole cores from all else, such as a browser with the
-    # page: beside one busy process decoding falls from 150 to 12 tokens/s on two cores, and to 45 with this,
-    # which costs 2 % on an idle machine. It is read once, when torch is loaded.
+    # How long torch's OpenMP threads spin before they sleep. By default they hold whole cores for milliseconds after every
+    # operation, against the kernels' own threads (15 % of a step) and all else, such as a browser with the page. It is read once,
+    # when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         try:
