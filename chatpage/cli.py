@@ -42,8 +42,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; the console script."""
     # How long torch's OpenMP threads spin before they sleep. By default they hold whole cores for milliseconds after every
-    # operation, against the kernels' own threads (15 % of a step) and all else, such as a browser with the page. It is read once,
-    # when torch is loaded.
+    # operation, against the kernels' own threads (15 % of a step) and all else, such as a browser with the page. It is read
+    # once, when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     try:
         try:

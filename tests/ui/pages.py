@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect
 
 from chatpage.engine.core import Engine
-from chatpage.events import Event, RequestId, TokenDelta
+from chatpage.events import Event, RequestFinished, RequestId, TokenDelta
 from chatpage.sampling_params import SamplingParams
 from chatpage.server.settings import ServeSettings
 from chatpage_ui import mount_page
@@ -41,6 +41,8 @@ class HeldEngine:
         self._num_written = 0  # steps that gave tokens
         self._most: int | None = None
         self._has_ended = False  # something was stopped, and has not been told yet
+        self._requests: set[RequestId] = set()  # which have not finished
+        self._left: set[RequestId] = set()  # of those, which nobody waits for
 
     def hold(self, after: int = 0) -> None:
         """Write `after` more tokens per sample, and nothing after that until `release`."""
@@ -50,13 +52,22 @@ class HeldEngine:
         self._most = None
 
     def add_request(self, token_ids: Sequence[int], params: SamplingParams | None = None, **options: Any) -> RequestId:
-        return self._engine.add_request(token_ids, replace(params or SamplingParams(), ignore_eos=True), **options)
+        request_id = self._engine.add_request(token_ids, replace(params or SamplingParams(), ignore_eos=True), **options)
+        self._requests.add(request_id)
+        return request_id
 
     def abort(self, request_id: RequestId, sample: int | None = None) -> None:
         self._engine.abort(request_id, sample)
         self._has_ended = True
 
+    def leave(self) -> None:
+        """Have stopped what runs now: a test that failed must not write into the next one."""
+        self._left = set(self._requests)
+
     def step(self) -> list[Event]:
+        for request_id in self._left & self._requests:
+            self.abort(request_id)
+        self._left = set()
         most = self._most
         if most is not None and self._num_written >= most and not self._has_ended:
             time.sleep(HELD_S)
@@ -64,6 +75,7 @@ class HeldEngine:
         self._has_ended = False
         events = self._engine.step()
         self._num_written += any(isinstance(event, TokenDelta) for event in events)
+        self._requests -= {event.request_id for event in events if isinstance(event, RequestFinished)}
         return events
 
     def __getattr__(self, name: str) -> Any:
@@ -100,6 +112,9 @@ class Site:
             yield visit
             wrong = [problem for problem in visit.problems if not any(part in problem for part in allowed)]
             assert not wrong, "\n".join(wrong)
+        except BaseException:
+            self.engine.leave()
+            raise
         finally:
             context.close()
             self.engine.release()

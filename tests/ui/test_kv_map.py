@@ -78,6 +78,8 @@ def test_branches_of_a_conversation_are_counted_once(visit: Visit) -> None:
     visit.page.evaluate("chatpage.regenerate(chatpage.conversation.activeLeaf.id, 2)")
     expect(visit.columns).to_have_count(3)
     visit.settle()
+    while memory(visit)["stats"]["blocks_used"]:  # the last block of a reply is kept after its end was told
+        visit.page.wait_for_timeout(30)
     leaves: list[str] = visit.page.evaluate("chatpage.conversation.leaves()")
     paths = locations(visit, leaves)
     num_blocks = len({block for path in paths for block in path["block_ids"]})

@@ -28,6 +28,27 @@ BREAK_AN_IMAGE = """() => new Promise((resolve) => {
     image.src = "data:image/png,nothing"
 })"""
 
+SCROLL_UP = """async () => {
+    const scroll = document.querySelector(".cp-scroll")
+    while (scroll.scrollTop > 0) {
+        scroll.scrollTop -= 100  // so that every message has been laid out
+        await new Promise(requestAnimationFrame)
+    }
+}"""
+JUMP_AND_GROW = """async () => {
+    const frame = () => new Promise(requestAnimationFrame)
+    const scroll = document.querySelector(".cp-scroll")
+    document.querySelector(".cp-latest").click()
+    while (scroll.scrollTop < 50) await frame()
+    await frame()
+    const last = [...document.querySelectorAll(".cp-message")].at(-1)
+    for (let i = 1; i < 6; i++) {
+        last.style.paddingBottom = `${200 * i}px`
+        await frame()
+    }
+}"""
+AT_END = "((scroll) => scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 2)(document.querySelector('.cp-scroll'))"
+
 GROW_A_TAIL = """async () => {
     const { Tail } = await import("/canvas/tail.js")
     const tail = new Tail()
@@ -192,6 +213,18 @@ def test_who_reads_above_is_not_pulled_down(site: Site) -> None:
         expect(visit.page.locator(".cp-latest")).to_be_hidden()
         visit.page.locator(".cp-stop").click()
         visit.settle()
+
+
+def test_jumping_to_the_latest_ends_at_the_end_of_what_grows_meanwhile(site: Site) -> None:
+    """The way there was smooth and led to where the end had been: whoever jumped into a growing reply was left above it."""
+    with site.visit(viewport={"width": 700, "height": 420}) as visit:
+        show(visit, stored(site, *["A line of text.\n\n" * 8] * 6))
+        expect(visit.messages.last.locator(".cp-block").last).to_be_visible()
+        visit.page.evaluate(SCROLL_UP)
+        expect(visit.page.locator(".cp-latest")).to_be_visible()
+        visit.page.evaluate(JUMP_AND_GROW)
+        wait_until(visit.page, AT_END)
+        expect(visit.page.locator(".cp-latest")).to_be_hidden()
 
 
 def test_selected_text_stays_selected_while_the_reply_grows(site: Site) -> None:

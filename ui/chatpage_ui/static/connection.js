@@ -107,6 +107,7 @@ export class Connection extends EventTarget {
       case "pong":
         return;
       case "error":
+        if (message.code === "restarting") return; // it is asked, or followed, again when the server is back
         this.#answer(message.ref, (waiting) => waiting.reject(new RequestError(message)));
         break;
       case "plan.result":

@@ -161,9 +161,8 @@ class KvMap {
       this.#isBusy = false;
     }
     this.#show();
-    if (!this.#isLive) return;
-    this.#askPaths();
-    this.#pollSoon();
+    this.#askPaths(); // what changed may have been ours: the end of a reply is given back after it was told
+    if (this.#isLive) this.#pollSoon();
   }
 
   async #askPaths() {

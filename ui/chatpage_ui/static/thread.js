@@ -17,7 +17,7 @@ export class Thread {
   #columns = null;
   #added = new Map(); // node id -> text that came since the last frame; null: replaced
   #isAtEnd = true;
-  #size = { scrollHeight: 0, scrollTop: 0, clientHeight: 0 };
+  #top = 0; // where the view was when it was last scrolled
 
   constructor(app) {
     this.app = app;
@@ -26,7 +26,7 @@ export class Thread {
     this.latest = iconButton("down", "Jump to latest", () => this.toEnd(true), { class: "cp-latest", hidden: true, text: "Jump to latest" });
     this.scroller = h("div", { class: "cp-scroll", tabindex: "-1", onscroll: () => this.#scrolled() }, this.list, this.empty);
     this.element = h("section", { class: "cp-thread", "aria-label": "Messages" }, this.scroller, this.latest);
-    this.observer = new IntersectionObserver((entries) => this.#seen(entries), { root: this.scroller, rootMargin: "600px 0px" });
+    this.list.addEventListener("contentvisibilityautostatechange", (event) => this.#seen(event));
     this.flush = perFrame(() => this.#flush());
     this.refresh = perFrame(() => this.#refresh());
     new ResizeObserver(() => this.#isAtEnd && !this.#columns && this.toEnd()).observe(this.list);
@@ -78,6 +78,7 @@ export class Thread {
     this.#columns = null;
     this.#added.clear();
     this.#isAtEnd = true;
+    this.#top = 0;
     const { conversation } = this.app;
     if (conversation) {
       conversation.addEventListener("tree", () => this.refresh());
@@ -137,7 +138,6 @@ export class Thread {
     const wanted = new Set(path.map((node) => node.id));
     for (const [nodeId, view] of this.#views) {
       if (wanted.has(nodeId)) continue;
-      this.observer.unobserve(view.element);
       view.destroy();
       this.#views.delete(nodeId);
     }
@@ -148,7 +148,6 @@ export class Thread {
       else {
         view = new MessageView(this.app, node.id);
         this.#views.set(node.id, view);
-        this.observer.observe(view.element);
       }
       const place = previous ? previous.nextSibling : this.list.firstChild;
       if (place !== view.element) this.list.insertBefore(view.element, place);
@@ -168,23 +167,22 @@ export class Thread {
     if (this.list.lastChild !== this.#columns.element) this.list.append(this.#columns.element);
   }
 
-  #seen(entries) {
-    for (const { target, isIntersecting } of entries) {
-      const view = this.#views.get(target.dataset.node);
-      if (isIntersecting) view?.appeared();
-      else view?.disappeared();
-    }
+  /** The browser lays out what is near the view, and tells: observing every message would cost for each of them in every frame. */
+  #seen({ target, skipped }) {
+    const view = target.classList.contains("cp-message") && this.#views.get(target.dataset.node);
+    if (!view) return;
+    if (skipped) view.disappeared();
+    else view.appeared();
   }
 
-  /** Whoever scrolls up leaves the end; a new layout, of which the browser tells in the same way, does not. */
+  /** Whoever scrolls up leaves the end. A new layout does not, nor the way to the end: what grows meanwhile is followed. */
   #scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
-    const isNewLayout = scrollHeight !== this.#size.scrollHeight || clientHeight !== this.#size.clientHeight;
-    const isUp = scrollTop < this.#size.scrollTop - 2;
-    this.#size = { scrollHeight, scrollTop, clientHeight };
+    const isUp = scrollTop < this.#top - 2;
+    this.#top = scrollTop;
     const isNearEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
     if (isNearEnd) this.#isAtEnd = true;
-    else if (isUp || !isNewLayout) this.#isAtEnd = false;
+    else if (isUp) this.#isAtEnd = false;
     this.latest.hidden = this.#isAtEnd || this.#columns !== null;
   }
 }
