@@ -217,10 +217,15 @@ def _check(
 
 
 def _find_runs(step: _Step, block_tables: IntArray, block_size: int, tile: Tile, align: int) -> list[SharedRun]:
+    is_decode = step.num_rows == len(step.lens) and step.lens.max(initial=0) <= 1
+
     def is_worth_it(members: IntArray, lo: int, hi: int) -> bool:
-        lens = step.lens[members]
-        num_rows = int(lens.sum())
-        apart, together = int(step.num_items_of(lens).sum()), -(-num_rows // step.rows_per_item)
+        if is_decode:
+            num_rows = apart = len(members)
+        else:
+            lens = step.lens[members]
+            num_rows, apart = int(lens.sum()), int(step.num_items_of(lens).sum())
+        together = -(-num_rows // step.rows_per_item)
         first_seen = max(lo, int(step.first_pos[members].min()) - step.window + 1) if step.window else lo
         # A declined run costs no item and no partial result: its keys become part of items that exist anyway.
         return (apart - together) * (hi - first_seen) > together * tile.item_cost + num_rows * tile.merge_cost
@@ -232,22 +237,13 @@ def _find_runs(step: _Step, block_tables: IntArray, block_size: int, tile: Tile,
 def _make_jobs(step: _Step, runs: list[SharedRun]) -> tuple[IntArray, IntArray]:
     """Return (row_index, jobs): the items before splits, [n, 7], of the shared runs and of what each sequence has alone."""
     own_lo = np.zeros(len(step.lens), np.int64)
-    row_lists: list[IntArray] = [np.arange(step.num_rows)]
-    jobs: list[IntArray] = []
-    row_start = step.num_rows
     for run in runs:
         own_lo[run.members] = run.hi
-        rows = _ranges(step.row_start[run.members], step.lens[run.members])
-        if step.window:
-            rows = rows[step.positions[rows] - step.window + 1 < run.hi]
-        if len(rows):
-            jobs.append(_shared_jobs(step, run, rows, row_start))
-            row_lists.append(rows)
-            row_start += len(rows)
-    jobs.append(_own_jobs(step, own_lo))
-    if len(jobs) == 1:
-        return row_lists[0], jobs[0]
-    return np.concatenate(row_lists), np.concatenate(jobs)
+    own_rows, own_jobs = np.arange(step.num_rows), _own_jobs(step, own_lo)
+    if not runs:
+        return own_rows, own_jobs
+    rows, shared_jobs = _shared_jobs(step, runs)
+    return np.concatenate((own_rows, rows)), np.concatenate((shared_jobs, own_jobs))
 
 
 def _own_jobs(step: _Step, own_lo: IntArray) -> IntArray:
@@ -264,18 +260,32 @@ def _own_jobs(step: _Step, own_lo: IntArray) -> IntArray:
     return _table([row_start, num_rows, seq, lo, first + num_rows, first, first + num_rows - 1])[lo < first + num_rows]
 
 
-def _shared_jobs(step: _Step, run: SharedRun, rows: IntArray, row_start: int) -> IntArray:
-    cuts = np.arange(0, len(rows), step.rows_per_item)
-    positions = step.positions[rows]
-    jobs = np.empty((len(cuts), 7), np.int64)
-    jobs[:, _ROW_START] = row_start + cuts
-    jobs[:, _NUM_ROWS] = np.minimum(step.rows_per_item, len(rows) - cuts)
-    jobs[:, _TABLE] = run.members[0]
-    jobs[:, _MIN_POS] = np.minimum.reduceat(positions, cuts)
-    jobs[:, _MAX_POS] = np.maximum.reduceat(positions, cuts)
-    jobs[:, _LO] = np.maximum(run.lo, jobs[:, _MIN_POS] - step.window + 1) if step.window else run.lo
-    jobs[:, _HI] = run.hi
-    return jobs
+def _shared_jobs(step: _Step, runs: list[SharedRun]) -> tuple[IntArray, IntArray]:
+    """Return the rows of all shared runs, run after run, and their jobs; rows count on from those of the step."""
+    lo, hi = np.array([run.lo for run in runs]), np.array([run.hi for run in runs])
+    members = np.concatenate([run.members for run in runs])
+    lens = step.lens[members]
+    rows = _ranges(step.row_start[members], lens)
+    run_of_row = np.repeat(np.repeat(np.arange(len(runs)), [len(run.members) for run in runs]), lens)
+    if step.window:
+        is_in_sight = step.positions[rows] - step.window + 1 < hi[run_of_row]
+        rows, run_of_row = rows[is_in_sight], run_of_row[is_in_sight]
+    num_rows = np.bincount(run_of_row, minlength=len(runs))
+    num_cuts = step.num_items_of(num_rows)
+    run = np.repeat(np.arange(len(runs)), num_cuts)
+    skipped = _ranges(np.zeros_like(num_cuts), num_cuts) * step.rows_per_item
+    first = (num_rows.cumsum() - num_rows)[run] + skipped
+    jobs = np.empty((len(run), 7), np.int64)
+    if len(run):
+        positions = step.positions[rows]
+        jobs[:, _ROW_START] = step.num_rows + first
+        jobs[:, _NUM_ROWS] = np.minimum(step.rows_per_item, num_rows[run] - skipped)
+        jobs[:, _TABLE] = np.array([run.members[0] for run in runs])[run]
+        jobs[:, _MIN_POS] = np.minimum.reduceat(positions, first)
+        jobs[:, _MAX_POS] = np.maximum.reduceat(positions, first)
+        jobs[:, _LO] = np.maximum(lo[run], jobs[:, _MIN_POS] - step.window + 1) if step.window else lo[run]
+        jobs[:, _HI] = hi[run]
+    return rows, jobs
 
 
 def _split_balanced(jobs: IntArray, min_tokens: int, kv_tokens: int, workers: float) -> IntArray:
