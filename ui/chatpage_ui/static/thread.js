@@ -11,12 +11,14 @@ import { handleCopyButtons, MessageView } from "./message.js";
 
 const NEAR_END = 48; // pixels
 const FRAME_CHARACTERS = 6_000;
+const TELLS = "ContentVisibilityAutoStateChangeEvent" in window; // else every message is rendered at once
 
 export class Thread {
   #views = new Map(); // node id -> MessageView
   #columns = null;
   #added = new Map(); // node id -> text that came since the last frame; null: replaced
   #isAtEnd = true;
+  #isJumping = false; // smoothly, to the end
   #top = 0; // where the view was when it was last scrolled
 
   constructor(app) {
@@ -24,7 +26,7 @@ export class Thread {
     this.list = h("div", { class: "cp-messages", role: "log", "aria-label": "Conversation", "aria-live": "off" });
     this.empty = h("div", { class: "cp-empty", hidden: true });
     this.latest = iconButton("down", "Jump to latest", () => this.toEnd(true), { class: "cp-latest", hidden: true, text: "Jump to latest" });
-    this.scroller = h("div", { class: "cp-scroll", tabindex: "-1", onscroll: () => this.#scrolled() }, this.list, this.empty);
+    this.scroller = h("div", { class: "cp-scroll", tabindex: "-1", onscroll: () => this.#scrolled(), onscrollend: () => this.#jumped() }, this.list, this.empty);
     this.element = h("section", { class: "cp-thread", "aria-label": "Messages" }, this.scroller, this.latest);
     this.list.addEventListener("contentvisibilityautostatechange", (event) => this.#seen(event));
     this.flush = perFrame(() => this.#flush());
@@ -57,6 +59,7 @@ export class Thread {
     this.#isAtEnd = true;
     this.latest.hidden = true;
     const behavior = isAsked && !matchMedia("(prefers-reduced-motion: reduce)").matches ? "smooth" : "instant";
+    this.#isJumping = behavior === "smooth";
     this.scroller.scrollTo({ top: this.scroller.scrollHeight, behavior });
   }
 
@@ -148,6 +151,7 @@ export class Thread {
       else {
         view = new MessageView(this.app, node.id);
         this.#views.set(node.id, view);
+        if (!TELLS) view.appeared();
       }
       const place = previous ? previous.nextSibling : this.list.firstChild;
       if (place !== view.element) this.list.insertBefore(view.element, place);
@@ -173,6 +177,12 @@ export class Thread {
     if (!view) return;
     if (skipped) view.disappeared();
     else view.appeared();
+  }
+
+  /** The end may have moved while the view went there. */
+  #jumped() {
+    if (this.#isJumping && this.#isAtEnd) this.toEnd();
+    this.#isJumping = false;
   }
 
   /** Whoever scrolls up leaves the end. A new layout does not, nor the way to the end: what grows meanwhile is followed. */
