@@ -143,7 +143,7 @@ async def measure_storm(server: Serving, seconds: float = STORM_S, per_s: float 
                 "conversation_id": chats[number % STORM_CHATS],
                 "kind": "reply",
                 "input": f"storm {number}",
-                "n": 1 + number % 4,
+                "n": 1 if number % 8 else 4,
             }
             await socket.send(json.dumps({"type": "run.create", "client_msg_id": f"s{number}-{began}", **fields}))
             await asyncio.sleep(max(0.0, number / per_s - now))

@@ -39,6 +39,7 @@ from chatpage_kernels.plan import AttentionPlan, Tile
 _FLUSH_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 _READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 _MIN_SECONDS = 2e-3  # a shorter run is repeated within a round: clocks are coarse
+_REST_S = 0.02  # until the threads of the contender before have fallen asleep
 _Row = dict[str, Any]
 
 
@@ -85,7 +86,8 @@ def _backend(model: Model, device: torch.device) -> Backend:
     if device.type == "cpu":
         from chatpage_kernels.cpu import build
 
-        build.wait()
+        if (library := build.wait()) is not None:
+            library.use_own_threads()  # as a model does that is computed by them alone
     return select_backend(device, model.dtype, head_dim=model.head_dim)
 
 
@@ -210,6 +212,7 @@ def _race(contenders: Sequence[Contender], num_copies: int, *, rounds: int) -> l
     times: list[list[float]] = [[] for _ in contenders]
     for _ in range(rounds):
         for contender, repeat, seconds in zip(contenders, repeats, times, strict=True):
+            time.sleep(_REST_S)
             seconds.append(_seconds(lambda c=contender, n=repeat: [c.run(i) for i in range(n)]) / repeat)  # type: ignore[misc]
     return times
 
