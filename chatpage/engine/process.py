@@ -248,6 +248,7 @@ class _Child:
         self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._dead: asyncio.Future[str] = self._loop.create_future()
         self._is_closing = False
+        self._has_begun = threading.Event()  # the process, as far as it could
         # The child is started by the thread that waits for its end: starting takes a moment that the event loop has not.
         self._receiver = threading.Thread(target=self._receive, args=(child_end,), name="chatpage-engine-receive", daemon=True)
         self._sender = threading.Thread(target=self._send, name="chatpage-engine-send", daemon=True)
@@ -287,9 +288,11 @@ class _Child:
         await self.wait_until_dead()
 
     def _end_process(self) -> None:
-        self._process.join(CLOSE_S if self._ready.done() else 0)
-        if self._process.is_alive():  # a step that never ends, or a model that still loads
-            self._process.kill()
+        self._has_begun.wait()
+        if self._process.pid is not None:
+            self._process.join(CLOSE_S if self._ready.done() else 0)
+            if self._process.is_alive():  # a step that never ends, or a model that still loads
+                self._process.kill()
         self._receiver.join()
 
     # -- threads ---------------------------------------------------------------------------------------------------
@@ -297,7 +300,10 @@ class _Child:
     def _receive(self, child_end: Connection) -> None:
         reason = "it ended without a word"
         try:
-            self._process.start()
+            try:
+                self._process.start()
+            finally:
+                self._has_begun.set()
             child_end.close()  # else the end of the child would not end the pipe
             self._sender.start()
             while True:
@@ -310,7 +316,8 @@ class _Child:
         except (EOFError, OSError) as error:
             if not isinstance(error, EOFError | ConnectionResetError):
                 reason = f"{type(error).__name__}: {error}"
-        self._process.join(CLOSE_S)
+        if self._process.pid is not None:
+            self._process.join(CLOSE_S)
         if self._is_closing:
             reason = "it was closed"
         elif self._process.exitcode:

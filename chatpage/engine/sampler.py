@@ -84,7 +84,11 @@ def _choose_in_cpp(
     if not any(state.params.logprobs for state in states):
         return tokens, logprobs, [()] * len(states)
     raw, _, _ = _without_bad_rows(_state_rows(logits, rows))
-    return tokens, logprobs, _alternatives(raw.log_softmax(-1), states)
+    exact = raw.log_softmax(-1)
+    for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
+        if state.params.logprobs and token >= 0:
+            logprobs[row] = float(exact[row, token])  # to the last bit what it is among the alternatives
+    return tokens, logprobs, _alternatives(exact, states)
 
 
 def _choose_in_torch(

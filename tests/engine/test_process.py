@@ -58,6 +58,18 @@ async def read(engine: EngineClient, request_id: RequestId) -> list[SampleFinish
     return [event async for event in engine.stream(request_id) if isinstance(event, SampleFinished)]
 
 
+def test_a_process_that_is_closed_the_moment_it_was_begun_ends() -> None:
+    """A port in use is found right after: the child had not been started yet, and could not be joined."""
+
+    async def run() -> None:
+        engine = ProcessEngine(tiny_config(), load=scripted_engine.load)
+        engine.begin()
+        await asyncio.wait_for(engine.close(), 60)
+        assert not engine.is_alive
+
+    asyncio.run(run())
+
+
 def test_an_engine_is_replaced_by_a_better_one_when_nobody_uses_it() -> None:
     """The first start computes without compiled kernels; to have it stay so until someone starts it again helps nobody."""
 
