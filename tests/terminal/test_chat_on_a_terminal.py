@@ -59,6 +59,8 @@ def test_an_edit_can_be_cancelled(key: str) -> None:
     """Ctrl-C and Ctrl-D in the line of an edit ended the chat, and the tree was gone."""
     with PseudoTerminal(_chat_arguments("--max-tokens", "4")) as terminal:
         at = terminal.expect(PROMPT)
+        terminal.send("/set ignore_eos true\r")  # else one reply in hundreds is over before its first word
+        at = terminal.expect(PROMPT, after=terminal.expect("ignore_eos is true", after=at))
         terminal.send("hello\r")
         at = terminal.expect(PROMPT, after=terminal.expect("first token", after=at))
         terminal.send("/edit\r")
