@@ -10,12 +10,10 @@ from functools import cache
 import numpy as np
 import torch
 
-from chatpage.engine.sampling_state import SamplingState
+from chatpage.engine.sampling_state import MIN_TEMPERATURE, SamplingState
 from chatpage_kernels.cpu import build
 from chatpage_kernels.cpu.library import Library
 from chatpage_kernels.cpu.sampling import CpuSampling, SamplingRows
-
-_MIN_TEMPERATURE = 1e-30  # smaller ones would be 0 in float32; by far all mass is on the largest logits already
 
 
 def is_ready(logits: torch.Tensor) -> bool:
@@ -42,9 +40,7 @@ def choose(
     params = [state.params for state in states]
     num = len(states)
     wanted = SamplingRows(
-        temperature=np.fromiter(
-            (0.0 if p.is_greedy else max(p.temperature, _MIN_TEMPERATURE) for p in params), np.float32, num
-        ),
+        temperature=np.fromiter((0.0 if p.is_greedy else max(p.temperature, MIN_TEMPERATURE) for p in params), np.float32, num),
         top_k=np.fromiter((p.top_k for p in params), np.int32, num),
         top_p=np.fromiter((p.top_p for p in params), np.float64, num),
         min_p=np.fromiter((p.min_p for p in params), np.float64, num),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from chatpage.engine import fast_sampling
-from chatpage.engine.sampling_state import Int64Array, SamplingState
+from chatpage.engine.sampling_state import MIN_TEMPERATURE, Int64Array, SamplingState
 from chatpage.errors import EngineStepError
 from chatpage.events import TokenLogprob
 
@@ -31,7 +31,6 @@ _BLOCK = 256  # tokens whose mass is summed before the cumulative sum, which is 
 _GROUP = 16  # tokens whose largest logit is taken before looking for the head
 _HEADS = (128, 1024, 4096)
 _ALTERNATIVES_HEAD = 64  # over the 20 that may be asked, so that ties at its end rarely matter
-_MIN_TEMPERATURE = 1e-30  # smaller ones would be 0 in float32; by far all mass is on the largest logits already
 
 
 class InvalidLogitsError(EngineStepError):
@@ -204,7 +203,7 @@ def _choose(work: Tensor, work_max: Tensor, states: Sequence[SamplingState]) -> 
             tokens[index] = part.argmax(-1)  # the first of equal ones
             continue
         chosen = [states[row] for row in members]
-        temperature = _column([max(state.params.temperature, _MIN_TEMPERATURE) for state in chosen], part)
+        temperature = _column([max(state.params.temperature, MIN_TEMPERATURE) for state in chosen], part)
         # Largest first made 0, so that no temperature can overflow.
         scaled = (part - work_max[index, None]).div_(temperature.float())
         draws = _column([state.uniform() for state in chosen], part)

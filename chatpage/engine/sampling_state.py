@@ -17,6 +17,8 @@ from chatpage.sampling_params import SamplingParams
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
+MIN_TEMPERATURE = 1e-30  # smaller ones would be 0 in float32; by far all mass is on the largest logits already
+
 
 class TokenCounts:
     """The distinct tokens of a sequence, and how often each was generated (0: it is in the prompt only).
