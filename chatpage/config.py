@@ -87,6 +87,7 @@ class EngineConfig(BaseSettings):
     max_model_len: int | None = Field(None, ge=2, description="longest sequence in tokens; default: the model's own limit")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; default: torch's choice")
     kept_tips: int = Field(32, ge=0, description="prompts whose last logits are kept, so that regenerating computes nothing")
+    cascade: bool = Field(True, description="read a prefix that sequences share once for all of them, where that is faster")
     check_integrity: bool = Field(False, description="verify the block memory after every step (slow; for debugging)")
 
     @classmethod

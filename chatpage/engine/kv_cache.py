@@ -114,6 +114,7 @@ class KvCache:
         device: Where they live.
         backend: Writes, copies and reads them; it may arrange the bytes inside a block in its own way. Default: the best
             one that is ready; a better one that becomes ready later takes over between two steps.
+        cascade: Read a prefix that rows of a step share once for all of them, where that is faster.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         backend: Backend | None = None,
+        cascade: bool = True,
     ) -> None:
         self.specs = tuple(specs)
         self.num_blocks = num_blocks
@@ -147,6 +149,7 @@ class KvCache:
         for tensor in self._tensors:
             huge_pages.advise(tensor)
         self._num_touched = 0  # blocks from here on were never written
+        self._cascade = cascade
         self._planners: dict[LayerKind, Planner] = {}
 
     @classmethod
@@ -165,6 +168,7 @@ class KvCache:
             block_size=config.block_size,
             dtype=model.dtype,
             device=model.device,
+            cascade=config.cascade,
         )
 
     def begin_step(self, batch: Batch) -> None:
@@ -189,6 +193,7 @@ class KvCache:
                 num_kv_heads=kind.num_kv_heads,
                 window=kind.window,
                 has_sinks=kind.has_sinks,
+                share=self._cascade,
                 device=self.device,
             )
         longest_query = int((batch.query_start_loc[1:] - batch.query_start_loc[:-1]).max(initial=0))

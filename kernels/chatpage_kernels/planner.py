@@ -40,6 +40,7 @@ class Planner:
         num_kv_heads: KV heads.
         window: Sliding window; plans with one do not grow.
         has_sinks: Attention sinks will be given.
+        share: Let one item serve all sequences that hold the same blocks, where that pays.
         device: Where the kernels run; plans grow in host memory only.
     """
 
@@ -51,12 +52,14 @@ class Planner:
         num_kv_heads: int,
         window: int = 0,
         has_sinks: bool = False,
+        share: bool = True,
         device: str | torch.device = "cpu",
     ) -> None:
         self._block_size = block_size
         self._heads = (num_q_heads, num_kv_heads)
         self._window = window
         self._has_sinks = has_sinks
+        self._share = share
         self._device = torch.device(device)
         self._last: _Growing | None = None
 
@@ -75,6 +78,7 @@ class Planner:
             num_kv_heads=self._heads[1],
             tile=tile,
             window=self._window,
+            share=self._share,
             has_sinks=self._has_sinks,
             device=self._device,
         )

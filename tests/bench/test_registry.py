@@ -13,7 +13,7 @@ def test_engines_are_read_in_the_order_given_and_once_each() -> None:
 
 @pytest.mark.parametrize("wrong", ["ollama", "", ",", "chatpage"])
 def test_an_unknown_engine_is_refused_with_the_known_ones(wrong: str) -> None:
-    with pytest.raises(InvalidParameterError, match="known are transformers, openvino, onnxruntime"):
+    with pytest.raises(InvalidParameterError, match="known are chatpage-no-cascade, transformers, openvino, onnxruntime"):
         parse_peers(wrong)
 
 

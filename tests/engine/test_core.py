@@ -126,6 +126,17 @@ def test_sixteen_neighbours_change_nothing(engine: Engine, expected: tuple[int, 
     assert outputs(run_all(engine), request_id) == [expected]
 
 
+def test_reading_a_shared_prefix_once_changes_nothing() -> None:
+    tokens = []
+    for cascade in (True, False):
+        engine = tiny_engine(cascade=cascade)
+        generate(engine, PROMPT, greedy(max_tokens=1))
+        ids = [engine.add_request([*PROMPT, 3 + i], SamplingParams(n=3, max_tokens=20, seed=i)) for i in range(6)]
+        events = run_all(engine)
+        tokens.append([outputs(events, request_id) for request_id in ids])
+    assert tokens[0] == tokens[1]
+
+
 def test_a_sample_is_the_same_for_every_n_and_beside_any_neighbours(engine: Engine) -> None:
     alone = [generate(engine, PROMPT, SamplingParams(n=n, seed=7, max_tokens=16))[:n] for n in range(1, 9)]
     for n, samples in enumerate(alone, start=1):

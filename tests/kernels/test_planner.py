@@ -131,3 +131,10 @@ def test_a_plan_does_not_grow_for_ever() -> None:
     plans = new_planner()
     seen = {id(plan): plan for plan in (ask(plans, later(step, i)) for i in range(150))}
     assert len(seen) == -(-150 // (planner._MAX_GROWTH + 1))
+
+
+def test_a_planner_that_does_not_share_lets_every_row_read_all_its_keys_itself() -> None:
+    step = decode([40, 40, 40], room=8, forks={1: (0, 32), 2: (0, 32)})
+    apart = Planner(block_size=BLOCK, num_q_heads=HEADS.num_q, num_kv_heads=HEADS.num_kv, share=False)
+    assert ask(new_planner(), step).items.numpy()[:, 1].max() == 3
+    assert ask(apart, step).items.numpy()[:, 1].max() == 1

@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from chatpage.bench.peers.interface import Fork, Job, Peer, Resumed, Run, Sample, Setup
@@ -85,6 +86,15 @@ class ChatpagePeer(Peer):
         num_blocks = num_tokens // info.block_size + _ROOM_BLOCKS
         changes = {"kv_disk": kv_disk, "kv_memory": num_blocks * info.bytes_per_block}
         return Engine(self._engine.config.model_copy(update=changes), self._engine.model)
+
+
+class NoCascadePeer(ChatpagePeer):
+    """The same without shared-prefix attention: every row of a step reads all of its prefix itself."""
+
+    name = "chatpage-no-cascade"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(replace(setup, settings=setup.settings | {"cascade": False}))
 
 
 def _run(engine: Engine, jobs: Sequence[Job]) -> Run:

