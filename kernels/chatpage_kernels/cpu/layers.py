@@ -8,9 +8,8 @@ rows of `hidden`, which are both its input and its output:
 Attention calls are those of `CpuKernels`: their query is `layers.query[:n]`, their output `layers.attended[:n]`.
 """
 
-import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int32, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,6 @@ from chatpage_kernels.cpu.linear import DTYPES, CpuLinear, LinearCall
 from chatpage_kernels.cpu.rotary import CpuRotary, RotaryCall
 from chatpage_kernels.quantized_weights import PackedLinear
 
-_ABI_FACTOR = 1000
 _OUT_OF_MEMORY, _OUTSIDE_CACHE = 1, 3  # Status of abi.h
 
 
@@ -102,13 +100,8 @@ class CpuLayers:
             OSError: The library was built from other sources.
             ValueError: Weights and caches do not fit together.
         """
-        loaded = ctypes.CDLL(str(library.path))  # the same library again: its threads are set up
-        expected = ctypes.sizeof(LayerCall) * _ABI_FACTOR + ctypes.sizeof(StepCall)
-        loaded.chatpage_layers_abi.restype = c_int64
-        if loaded.chatpage_layers_abi() != expected:
-            raise OSError(f"{library.path} was built with other structs: {loaded.chatpage_layers_abi()} instead of {expected}")
-        self._run = loaded.chatpage_layers
-        self._run.argtypes = [POINTER(LayerCall), c_int32, POINTER(StepCall)]
+        library.check("chatpage_layers_abi", LayerCall, StepCall)
+        self._run = library.bind("chatpage_layers", POINTER(LayerCall), c_int32, POINTER(StepCall))
         self._kept = (tuple(layers), table)
         self._linear, self._rotary = CpuLinear(library), CpuRotary(library)
         first, head_dim = layers[0], layers[0].key_cache.shape[3]

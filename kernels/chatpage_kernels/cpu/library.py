@@ -7,6 +7,7 @@ Calls release the interpreter lock.
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,21 +52,8 @@ class WriteCall(Structure):
     )
 
 
-_FUNCTIONS = {
-    "chatpage_attention": (c_int32, [POINTER(AttentionCall)]),
-    "chatpage_write_kv": (c_int32, [POINTER(WriteCall)]),
-    "chatpage_copy_blocks": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, POINTER(CacheShape), c_int32]),
-    "chatpage_convert": (c_int32, [c_void_p, c_int32, c_int32, POINTER(CacheShape), c_int32]),
-    "chatpage_read_memory": (c_double, [c_void_p, c_int64, c_int32]),
-    "chatpage_multiply": (c_double, [c_int32, c_int64, c_int32]),
-    "chatpage_use_openmp": (None, [c_void_p]),
-    "chatpage_use_own_threads": (None, []),
-    "chatpage_abi": (c_int64, []),
-}
-
-
 class Library:
-    """A loaded library. Its functions are attributes named without `chatpage_`."""
+    """A loaded library: functions whose structs are here, as attributes without `chatpage_`; `bind` gives the others."""
 
     def __init__(self, path: Path, isa: str) -> None:
         """Load a library.
@@ -78,24 +66,42 @@ class Library:
             OSError: It cannot be loaded, or is not what this version of the package would build.
         """
         self.path, self.isa = path, isa
-        library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            try:
-                function = getattr(library, name)
-            except AttributeError as error:
-                raise OSError(f"{path} lacks the function {name}") from error
-            function.restype, function.argtypes = result, arguments
-        expected = ctypes.sizeof(AttentionCall) * _ABI_FACTOR + ctypes.sizeof(WriteCall)
-        if library.chatpage_abi() != expected:
-            raise OSError(f"{path} was built with other structs: {library.chatpage_abi()} instead of {expected}")
-        self.attention = library.chatpage_attention
-        self.write_kv = library.chatpage_write_kv
-        self.copy_blocks = library.chatpage_copy_blocks
-        self.convert = library.chatpage_convert
-        self.read_memory = library.chatpage_read_memory
-        self.multiply = library.chatpage_multiply
-        self.use_own_threads = library.chatpage_use_own_threads
-        library.chatpage_use_openmp(_torch_openmp())
+        self._loaded = ctypes.CDLL(str(path))
+        self.check("chatpage_abi", AttentionCall, WriteCall)
+        self.attention = self.bind("chatpage_attention", POINTER(AttentionCall))
+        self.write_kv = self.bind("chatpage_write_kv", POINTER(WriteCall))
+        self.copy_blocks = self.bind("chatpage_copy_blocks", c_void_p, c_int32, c_void_p, c_int32, POINTER(CacheShape), c_int32)
+        self.convert = self.bind("chatpage_convert", c_void_p, c_int32, c_int32, POINTER(CacheShape), c_int32)
+        self.read_memory = self.bind("chatpage_read_memory", c_void_p, c_int64, c_int32, result=c_double)
+        self.multiply = self.bind("chatpage_multiply", c_int32, c_int64, c_int32, result=c_double)
+        self.use_own_threads = self.bind("chatpage_use_own_threads", result=None)
+        self.bind("chatpage_use_openmp", c_void_p, result=None)(_torch_openmp())
+
+    def check(self, name: str, *structs: type[Structure]) -> None:
+        """Hold the sizes of structs against those that the library's function `name` tells.
+
+        Raises:
+            OSError: The library was built from other sources.
+        """
+        expected = 0
+        for struct in structs:
+            expected = expected * _ABI_FACTOR + ctypes.sizeof(struct)
+        found = self.bind(name, result=c_int64)()
+        if found != expected:
+            raise OSError(f"{self.path} was built with other structs: {name} says {found} instead of {expected}")
+
+    def bind(self, name: str, *arguments: Any, result: Any = c_int32) -> Any:
+        """Return a function of the library, with its types.
+
+        Raises:
+            OSError: It is not there.
+        """
+        try:
+            function = getattr(self._loaded, name)
+        except AttributeError as error:
+            raise OSError(f"{self.path} lacks the function {name}") from error
+        function.restype, function.argtypes = result, arguments
+        return function
 
 
 def _torch_openmp() -> c_void_p | None:

@@ -4,7 +4,6 @@ Invariant: the structs here and in linear.h are the same, byte for byte; a libra
 tensors stay where they are can be prepared once and run again with another number of rows.
 """
 
-import ctypes
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -14,7 +13,6 @@ from chatpage_kernels.quantized_weights import PackedLinear
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # DType of abi.h, as far as linear layers serve them
 
-_ABI_FACTOR = 1000
 _OUT_OF_MEMORY, _NO_SUCH_ROW = 1, 3  # Status of abi.h
 _WORK_PER_THREAD = 1 << 16  # products that make up for waking a thread
 
@@ -49,13 +47,9 @@ class CpuLinear:
         Raises:
             OSError: The library was built from other sources.
         """
-        loaded = ctypes.CDLL(str(library.path))  # the same library again: its threads are set up
-        expected = ctypes.sizeof(LinearCall) * _ABI_FACTOR + ctypes.sizeof(EmbedCall)
-        loaded.chatpage_linear_abi.restype = c_int64
-        if loaded.chatpage_linear_abi() != expected:
-            raise OSError(f"{library.path} was built with other structs: {loaded.chatpage_linear_abi()} instead of {expected}")
-        self._linear, self._embed = loaded.chatpage_linear, loaded.chatpage_embed
-        self._linear.argtypes, self._embed.argtypes = [POINTER(LinearCall)], [POINTER(EmbedCall)]
+        library.check("chatpage_linear_abi", LinearCall, EmbedCall)
+        self._linear = library.bind("chatpage_linear", POINTER(LinearCall))
+        self._embed = library.bind("chatpage_embed", POINTER(EmbedCall))
 
     def linear(
         self,

@@ -3,7 +3,6 @@
 Invariant: the struct here and in rotary.h are the same, byte for byte; a library with another size is refused.
 """
 
-import ctypes
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -38,12 +37,8 @@ class CpuRotary:
         Raises:
             OSError: The library was built from other sources.
         """
-        loaded = ctypes.CDLL(str(library.path))  # the same library again: its threads are set up
-        loaded.chatpage_rotary_abi.restype = c_int64
-        if loaded.chatpage_rotary_abi() != ctypes.sizeof(RotaryCall):
-            raise OSError(f"{library.path} was built with another struct of {loaded.chatpage_rotary_abi()} bytes")
-        self._rotary = loaded.chatpage_rotary
-        self._rotary.argtypes = [POINTER(RotaryCall)]
+        library.check("chatpage_rotary_abi", RotaryCall)
+        self._rotary = library.bind("chatpage_rotary", POINTER(RotaryCall))
 
     def prepare(
         self,

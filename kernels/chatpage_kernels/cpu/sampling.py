@@ -3,7 +3,6 @@
 Invariant: the struct here and in sampling.h are the same, byte for byte; a library with another size is refused.
 """
 
-import ctypes
 from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -55,12 +54,8 @@ class CpuSampling:
         Raises:
             OSError: The library was built from other sources.
         """
-        loaded = ctypes.CDLL(str(library.path))  # the same library again: its threads are set up
-        loaded.chatpage_sample_abi.restype = c_int64
-        if loaded.chatpage_sample_abi() != ctypes.sizeof(SampleCall):
-            raise OSError(f"{library.path} was built with another struct of {loaded.chatpage_sample_abi()} bytes")
-        self._sample = loaded.chatpage_sample
-        self._sample.argtypes = [POINTER(SampleCall)]
+        library.check("chatpage_sample_abi", SampleCall)
+        self._sample = library.bind("chatpage_sample", POINTER(SampleCall))
 
     def choose(
         self, raw: torch.Tensor, edited: torch.Tensor, rows: NDArray[np.int32], wanted: SamplingRows
