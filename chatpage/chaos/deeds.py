@@ -251,18 +251,23 @@ def _compare_export(user: User, tree: ResetOp, text: str) -> None:
 
 
 async def probe(user: User, tree: ResetOp) -> None:
-    """Ask what the words of another user would cost: no more of them is cached than of words that nobody said."""
+    """Ask what the words of another user would cost: no more of them is cached than of words that nobody said.
+
+    The latter is asked before and after: a server that starts again in between has forgotten what this user said, too.
+    """
     ledger = user.chance.choice(list(user.around.ledgers.values()))
     said = [told.text for told in ledger.messages.values() if told.text.startswith(ledger.marker) and len(told.text) > 80]
     if ledger is user.ledger or not said:
         return
     words = user.chance.choice(said)
+    unsaid = secrets.token_hex(len(ledger.marker) // 2) + words[len(ledger.marker) :]
     costs = []
-    for text in (words, secrets.token_hex(len(ledger.marker) // 2) + words[len(ledger.marker) :]):
+    for text in (unsaid, words, unsaid):
         request = RunRequest(conversation_id=tree.conversation.id, kind=RunKind.REPLY, input=text)
         costs.append((await user.client.plan(request)).prefix.cached)
-    if costs[0] > costs[1] + len(ledger.marker):
-        text = f"{costs[0]} tokens of what {ledger.who} said are cached for {user.who}, {costs[1]} of what nobody said"
+    before, foreign, after = costs
+    if foreign > max(before, after) + len(ledger.marker):
+        text = f"{foreign} tokens of what {ledger.who} said are cached for {user.who}, {max(before, after)} of what nobody said"
         user.around.findings.add(Finding("foreign cache", user.who, text))
 
 

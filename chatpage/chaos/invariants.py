@@ -14,7 +14,7 @@ from chatpage.chaos.processes import Taken
 from chatpage.chaos.weather import Weather
 
 SERVER = "server"
-MORE_FILES, MORE_THREADS = 24, 12  # than at the first start: pools that fill up when they are used
+MORE_FILES, MORE_THREADS = 24, 44  # than at the first start: pools that fill up when they are used, of 40 threads and of a few
 _AT_REST = ("chatpage_runs_live", "chatpage_sequences:running", "chatpage_sequences:waiting", "chatpage_blocks:used")
 
 
