@@ -13,7 +13,7 @@ from chatpage.client import Client
 from chatpage.server.protocol import RunCreated, RunDelta, RunDone, RunMessage, RunSnapshot, SampleDone
 from chatpage.server.views import RunRequest
 from chatpage.terminal.interrupt import InterruptFlag
-from chatpage.terminal.text import count, format_seconds
+from chatpage.terminal.summary import PromptCost, decode_speed, summarize
 
 
 @dataclass(slots=True)
@@ -61,10 +61,7 @@ class Answer:
     @property
     def decode_tok_s(self) -> float | None:
         """Tokens per second of all samples together after their first ones; None if there were too few."""
-        first, later = self.ttft_s, self.num_tokens - len(self.samples)
-        if first is None or later <= 0 or self.wall_s <= first:
-            return None
-        return later / (self.wall_s - first)
+        return decode_speed(self.num_tokens, len(self.samples), ttft_s=self.ttft_s, wall_s=self.wall_s)
 
     def take(self, message: RunCreated | RunMessage) -> None:
         """Record one message."""
@@ -86,20 +83,17 @@ class Answer:
 
     def summary(self) -> str:
         """One line: what was reused, what was computed, and how fast it went."""
-        parts = []
+        cost = None
         if self.created is not None and (prefix := self.created.prefix) is not None:
-            parts.append(f"prompt {count(prefix.tokens, 'token')}: {prefix.cached:,} cached, {prefix.computed:,} computed")
-            parts.append(f"{count(prefix.blocks_shared, 'block')} shared")
-        if self.ttft_s is not None:
-            parts.append(f"first token {format_seconds(self.ttft_s)}")
-        parts.append(count(self.num_tokens, "token"))
-        if self.decode_tok_s is not None:
-            parts.append(f"{self.decode_tok_s:.0f} tok/s")
-        if self.was_interrupted:
-            parts.append("stopped")
-        elif details := sorted({s.done.detail for s in self.samples if s.done and s.done.detail}):
-            parts.append(details[0])
-        return " · ".join(parts)
+            cost = PromptCost(prefix.tokens, prefix.cached, prefix.computed, prefix.blocks_shared)
+        return summarize(
+            cost,
+            self.num_tokens,
+            ttft_s=self.ttft_s,
+            tok_s=self.decode_tok_s,
+            was_interrupted=self.was_interrupted,
+            details=[s.done.detail for s in self.samples if s.done and s.done.detail],
+        )
 
 
 def run_answer(client: Client, request: RunRequest, on_message: Callable[[RunCreated | RunMessage, Answer], None]) -> Answer:

@@ -24,7 +24,7 @@ from chatpage.events import (
 )
 from chatpage.sampling_params import SamplingParams
 from chatpage.terminal.interrupt import InterruptFlag
-from chatpage.terminal.text import count, format_seconds
+from chatpage.terminal.summary import PromptCost, decode_speed, summarize
 
 
 @dataclass(slots=True)
@@ -74,10 +74,7 @@ class Reply:
     @property
     def decode_tok_s(self) -> float | None:
         """Tokens per second of all samples together after their first ones; None if there were too few."""
-        first, later = self.ttft_s, self.num_tokens - len(self.samples)
-        if first is None or later <= 0 or self.wall_s <= first:
-            return None
-        return later / (self.wall_s - first)
+        return decode_speed(self.num_tokens, len(self.samples), ttft_s=self.ttft_s, wall_s=self.wall_s)
 
     def take(self, event: Event) -> None:
         """Record one event."""
@@ -98,23 +95,19 @@ class Reply:
 
     def summary(self) -> str:
         """One line: what was reused, what was computed, and how fast it went."""
-        parts = []
-        if self.started and self.usage:
-            parts.append(
-                f"prompt {count(self.usage.prompt_tokens, 'token')}: {self.usage.cached_tokens:,} cached, "
-                f"{self.usage.computed_prompt_tokens:,} computed"
+        cost = None
+        if self.started and (usage := self.usage):
+            cost = PromptCost(
+                usage.prompt_tokens, usage.cached_tokens, usage.computed_prompt_tokens, self.started.blocks_shared
             )
-            parts.append(f"{count(self.started.blocks_shared, 'block')} shared")
-        if self.ttft_s is not None:
-            parts.append(f"first token {format_seconds(self.ttft_s)}")
-        parts.append(count(self.num_tokens, "token"))
-        if self.decode_tok_s is not None:
-            parts.append(f"{self.decode_tok_s:.0f} tok/s")
-        if self.was_interrupted:
-            parts.append("stopped")
-        elif details := sorted({s.finished.detail for s in self.samples if s.finished and s.finished.detail}):
-            parts.append(details[0])
-        return " · ".join(parts)
+        return summarize(
+            cost,
+            self.num_tokens,
+            ttft_s=self.ttft_s,
+            tok_s=self.decode_tok_s,
+            was_interrupted=self.was_interrupted,
+            details=[s.finished.detail for s in self.samples if s.finished and s.finished.detail],
+        )
 
 
 def for_chat(engine: Engine, params: SamplingParams) -> SamplingParams:
