@@ -289,6 +289,16 @@ def test_a_phone_shows_no_more_than_its_width(site: Site) -> None:
         expect(visit.columns.nth(2)).to_be_in_viewport(ratio=0.5)
 
 
+def test_an_open_sidebar_has_room_and_no_style_looks_for_it_in_the_conversation(visit: Visit) -> None:
+    """Gradio's styles asked by `:has()` for an open sidebar, and a token at the end of 300 messages cost half as much again."""
+    visit.page.get_by_role("button", name="Settings", exact=True).click()
+    wait_until(visit.page, "document.querySelector('#cp-canvas').getBoundingClientRect().right <= innerWidth - 330")
+    visit.page.get_by_role("button", name="Settings", exact=True).click()
+    wait_until(visit.page, "document.querySelector('#cp-canvas').getBoundingClientRect().right === innerWidth")
+    wait_until(visit.page, "document.querySelector('#cp-canvas').getBoundingClientRect().left === 300")
+    expect(visit.page.locator(".sidebar-parent")).to_have_count(0)
+
+
 def test_everything_of_use_is_done_with_keys_alone(visit: Visit) -> None:
     press = visit.page.keyboard.press
     expect(visit.composer).to_be_focused()

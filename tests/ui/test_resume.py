@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Browser, WebSocketRoute, expect
 
 from chatpage.store import LOCAL_USER
+from tests.session.test_driver import break_step
 from tests.ui.pages import Site, Visit, open_site
 
 SOME = '{"max_tokens": 120, "temperature": 1, "seed": 3}'
@@ -30,6 +31,29 @@ def test_a_reload_in_the_middle_of_a_reply_shows_all_of_it(site: Site) -> None:
         site.engine.release()
         visit.settle()
         assert visit.text_of(visit.messages.last) == stored_text(site, visit)
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_why_a_reply_failed_is_there_after_a_reload_with_the_way_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """What had failed stood there alone, and the reason was gone with the page that had heard it."""
+    break_step(site.served.desk, monkeypatch, after=after)
+    with site.visit() as visit:
+        visit.send("Tell me")
+        for is_loaded_again in (False, True):
+            if is_loaded_again:
+                visit.page.reload()
+                visit.ready()
+            note = visit.messages.last.locator(".cp-note")
+            expect(note).to_contain_text("a kernel refused")
+            expect(visit.messages).to_have_count(2 if after else 1)
+        note.get_by_role("button", name="Try again" if after else "Answer").click()
+        expect(visit.messages).to_have_count(2)
+        expect(visit.messages.last.locator(".cp-pager-count")).to_have_count(1 if after else 0)
+        visit.settle()
+        assert visit.text_of(visit.messages.last) == stored_text(site, visit) != ""
+        expect(visit.page.locator(".cp-note:visible")).to_contain_text("limit of tokens")
 
 
 def test_columns_that_are_being_written_come_back_after_a_reload(site: Site) -> None:

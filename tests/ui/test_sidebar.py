@@ -44,6 +44,11 @@ def add(visit: Visit, conversation_id: str, role: str, text: str, parent_id: str
     return str(answer.json()["id"])
 
 
+def list_again(visit: Visit) -> None:
+    """Have the list asked for anew, after something was put into the store behind the server's back."""
+    visit.page.evaluate("chatpage.listChanged()")
+
+
 def record(key: str, title: str, when: datetime, text: str = "Hello") -> dict[str, Any]:
     """Return a conversation of one message as ChatGPT exports it."""
     message = {
@@ -129,8 +134,7 @@ def test_a_file_that_is_dropped_is_imported_and_one_that_is_no_chat_is_named(vis
 
 def test_f2_renames_and_escape_does_not(visit: Visit) -> None:
     visit.site.served.conversation(title="Old name")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     row(visit.page, "Old name").locator(".cp-row-open").focus()
     visit.page.keyboard.press("F2")
     visit.page.keyboard.type("Nothing of this")
@@ -149,8 +153,7 @@ def test_f2_renames_and_escape_does_not(visit: Visit) -> None:
 def test_a_half_written_title_survives_a_refresh_of_the_list(visit: Visit) -> None:
     """Lists that are drawn anew on every message of the server took the field away from whoever typed in it."""
     visit.site.served.conversation(title="Being renamed")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     rename(visit.page, "Being renamed")
     visit.page.keyboard.type("Half a ti")
     visit.site.served.conversation(title="Came meanwhile")
@@ -185,8 +188,7 @@ def test_a_title_that_the_server_refuses_falls_back(site: Site) -> None:
 def test_delete_can_be_undone(visit: Visit) -> None:
     """One wrong key deleted a conversation for good."""
     visit.site.served.conversation(title="Precious")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     row(visit.page, "Precious").locator(".cp-row-open").click()
     row(visit.page, "Precious").locator(".cp-row-open").press("Delete")
     expect(row(visit.page, "Precious")).to_have_count(0)
@@ -197,8 +199,7 @@ def test_delete_can_be_undone(visit: Visit) -> None:
 
 def test_what_was_deleted_long_ago_is_found_and_restored(visit: Visit) -> None:
     visit.site.served.conversation(title="Thrown away")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     choose(visit.page, "Thrown away", "Delete")
     expect(row(visit.page, "Thrown away")).to_have_count(0)
     visit.page.reload()
@@ -213,8 +214,7 @@ def test_what_was_deleted_long_ago_is_found_and_restored(visit: Visit) -> None:
 
 def test_what_is_pinned_stands_at_the_top(visit: Visit) -> None:
     visit.site.served.conversation(title="To the top")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     choose(visit.page, "To the top", "Pin")
     expect(visit.page.locator("section[aria-label='Pinned']")).to_contain_text("To the top")
     choose(visit.page, "To the top", "Unpin")
@@ -224,8 +224,7 @@ def test_what_is_pinned_stands_at_the_top(visit: Visit) -> None:
 def test_tags_are_edited_and_filter_the_list(visit: Visit) -> None:
     for title in ("With a tag", "Without a tag"):
         visit.site.served.conversation(title=title)
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     choose(visit.page, "With a tag", "Tags")
     visit.page.get_by_label("Add a tag").fill("harbour, ships")
     visit.page.get_by_label("Add a tag").press("Enter")
@@ -263,8 +262,7 @@ def test_search_opens_the_branch_that_holds_the_hit(visit: Visit) -> None:
     question = add(visit, conversation.id, "user", "Tell me of birds")
     hidden = add(visit, conversation.id, "assistant", "The albatross sleeps in the air", question)
     add(visit, conversation.id, "assistant", "The wren is small", question)
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     row(visit.page, "Two branches").locator(".cp-row-open").click()
     expect(visit.messages.last).to_contain_text("wren")
     field = visit.page.get_by_label("Search all messages")
@@ -281,8 +279,7 @@ def test_search_opens_the_branch_that_holds_the_hit(visit: Visit) -> None:
 def test_markup_in_titles_and_hits_is_text(visit: Visit) -> None:
     conversation = visit.site.served.conversation(title=SCRIPT)
     add(visit, conversation.id, "user", f"zebra {SCRIPT}")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     expect(visit.page.locator(".cp-row-title").get_by_text("<img src=x")).to_be_visible()
     visit.page.get_by_label("Search all messages").fill("zebra")
     expect(visit.page.locator(".cp-hit-snippet").first).to_contain_text("<img src=x")
@@ -293,8 +290,7 @@ def test_markup_in_titles_and_hits_is_text(visit: Visit) -> None:
 def test_arrow_keys_walk_the_list_and_enter_opens(visit: Visit) -> None:
     for title in ("Second of two", "First of two"):
         visit.site.served.conversation(title=title)
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     row(visit.page, "First of two").locator(".cp-row-open").focus()
     visit.page.keyboard.press("ArrowDown")
     expect(row(visit.page, "Second of two").locator(".cp-row-open")).to_be_focused()
@@ -309,8 +305,7 @@ def test_arrow_keys_walk_the_list_and_enter_opens(visit: Visit) -> None:
 
 def test_two_tabs_stay_in_step(visit: Visit) -> None:
     visit.site.served.conversation(title="Seen by both")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     other = visit.tab()
     other.goto(visit.site.served.url)
     visit.ready(other)
@@ -342,8 +337,7 @@ def test_hundreds_of_conversations_come_page_by_page(visit: Visit) -> None:
 def test_a_conversation_is_saved_as_a_file_with_its_title(visit: Visit, item: str, suffix: str) -> None:
     conversation = visit.site.served.conversation(title=f"Save: me/now {suffix}")
     add(visit, conversation.id, "user", "Words to keep")
-    visit.page.reload()
-    visit.ready()
+    list_again(visit)
     with visit.page.expect_download() as download:
         choose(visit.page, f"Save: me/now {suffix}", item)
     assert download.value.suggested_filename == f"Save me now {suffix}{suffix}"

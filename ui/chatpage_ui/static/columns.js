@@ -20,6 +20,7 @@ export class ColumnsView {
   #columns = new Map(); // node id -> Column
   #ticked = 0;
   #marks = []; // ranges, once more text cannot move them
+  #inView = null; // node id, where they are swiped one by one
 
   constructor(app, parentId) {
     this.app = app;
@@ -27,6 +28,7 @@ export class ColumnsView {
     this.tabs = h("div", { class: "cp-column-tabs", role: "tablist", "aria-label": "Versions" });
     this.grid = h("div", { class: "cp-column-grid", role: "group", "aria-label": "Versions side by side" });
     this.grid.addEventListener("rendered", perFrame(() => this.#mark())); // what was marked may have been replaced
+    this.swiped = new IntersectionObserver((entries) => this.#swiped(entries), { root: this.grid, threshold: 0.6 });
     this.title = h("span", { class: "cp-columns-title" });
     this.saved = h("span", { class: "cp-cost" });
     this.element = h(
@@ -66,6 +68,7 @@ export class ColumnsView {
     }
     ids.forEach((id, i) => {
       const column = this.#columns.get(id) ?? new Column(this.app, id);
+      if (!this.#columns.has(id)) this.swiped.observe(column.element);
       this.#columns.set(id, column);
       column.update(i);
       if (this.grid.children[i] !== column.element) this.grid.insertBefore(column.element, this.grid.children[i] ?? null);
@@ -92,6 +95,7 @@ export class ColumnsView {
 
   destroy() {
     for (const column of this.#columns.values()) column.destroy();
+    this.swiped.disconnect();
     CSS.highlights?.delete(MARK);
     this.element.remove();
   }
@@ -117,11 +121,16 @@ export class ColumnsView {
       ...ids.map((id, i) =>
         h(
           "button",
-          { type: "button", role: "tab", onclick: () => this.#columns.get(id).element.scrollIntoView({ inline: "start", block: "nearest" }) },
+          { type: "button", role: "tab", "data-tab": id, "aria-selected": String(id === this.#inView), onclick: () => this.#columns.get(id).element.scrollIntoView({ inline: "start", block: "nearest" }) },
           String(i + 1),
         ),
       ),
     );
+  }
+
+  #swiped(entries) {
+    this.#inView = entries.findLast((entry) => entry.isIntersecting)?.target.dataset.node ?? this.#inView;
+    for (const tab of this.tabs.children) tab.setAttribute("aria-selected", String(tab.dataset.tab === this.#inView));
   }
 
   async #discardRest() {

@@ -57,6 +57,8 @@ const PATHS = {
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",
   help: "M9 9a3 3 0 1 1 4 3c-1 .6-1 1-1 2M12 17.5v.5M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18z",
   tag: "M4 4h8l8 8-8 8-8-8zM8 8h.01",
+  list: "M4 7h16M4 12h16M4 17h16",
+  sliders: "M4 8h7M17 8h3M4 16h3M13 16h7M14 5.5v5M10 13.5v5",
 };
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -56,7 +56,7 @@ function percentOf(part, whole) {
 function meter(name) {
   const title = h("span", {}, name);
   const value = h("span", { class: "cp-kv-meter-value" });
-  const bar = h("span", { class: "cp-kv-meter-bar" }, h("i", {}));
+  const bar = h("span", { class: "cp-kv-meter-bar" }, h("i"));
   const text = h("span", { class: "cp-kv-meter-text" });
   const element = h("div", { class: "cp-kv-meter" }, h("div", { class: "cp-kv-meter-head" }, title, value), bar, text);
   const show = (numBlocks, numWithout, inBytes, nothing, of = "") => {

@@ -7,7 +7,7 @@
 import { App } from "./app.js";
 import { Composer } from "./composer.js";
 import { Connection } from "./connection.js";
-import { h, iconButton, memory } from "./dom.js";
+import { h, icon, iconButton, memory } from "./dom.js";
 import { mountDrawer } from "./drawer.js";
 import { Feedback } from "./feedback.js";
 import { listenToKeys, showHelp } from "./keyboard.js";
@@ -50,6 +50,11 @@ function mount() {
   listenToKeys(app);
   showState(app);
   keepClear(app);
+  makeRoom(host.closest(".wrap"));
+  nameHandle("cp-left", "Conversations", icon("list"));
+  const close = icon("close");
+  close.classList.add("is-close"); // shown where the settings cover the page
+  nameHandle("cp-right", "Settings", icon("sliders"), close);
   addEventListener("hashchange", () => openFromAddress(app));
   addEventListener("popstate", () => openFromAddress(app));
   connection.open();
@@ -124,18 +129,51 @@ function leaveOrRetry(app, state) {
   else app.connection.retry();
 }
 
-/** On a narrow screen Gradio's sidebars cover the conversation: begin without, and leave them when a conversation was chosen. */
+/**
+ * On a narrow screen Gradio's list covers the conversation: it is closed unless the reader opened it, and when a conversation was
+ * chosen. Gradio opens it when it is ready, which on a slow machine is after us.
+ */
 function keepClear(app) {
   const narrow = matchMedia("(max-width: 768px)");
-  let pressedAt = -Infinity;
-  const close = () => {
-    const button = narrow.matches && document.querySelector("#cp-left.open > .toggle-button");
-    if (!button || performance.now() - pressedAt < GRADIO_MS) return; // a second press before Gradio followed would open it again
-    pressedAt = performance.now();
-    button.click();
+  const sidebar = document.getElementById("cp-left");
+  let isWanted = false;
+  let timer = 0;
+  const clear = () => {
+    if (timer || isWanted || !narrow.matches || !sidebar.classList.contains("open")) return;
+    sidebar.querySelector(":scope > .toggle-button").click();
+    timer = setTimeout(() => ((timer = 0), clear()), GRADIO_MS); // a second press before Gradio followed would open it again
   };
-  close();
-  app.addEventListener("open", close);
+  const note = ({ isTrusted, target }) => {
+    if (isTrusted && target.closest(".toggle-button")) isWanted = !sidebar.classList.contains("open");
+  };
+  sidebar.addEventListener("click", note, true);
+  new MutationObserver(clear).observe(sidebar, { attributeFilter: ["class"] });
+  app.addEventListener("open", () => ((isWanted = false), clear()));
+  clear();
+}
+
+/**
+ * Make room for the sidebars that are open. Gradio's styles would ask by `:has()` whether anything in the frame is an open sidebar,
+ * and the browser walk the whole conversation for the answer after every change of it.
+ */
+function makeRoom(frame) {
+  const sidebars = ["cp-left", "cp-right"].map((id) => document.getElementById(id));
+  const make = () => {
+    if (frame.classList.contains("sidebar-parent")) frame.classList.remove("sidebar-parent"); // which is a change even if it is not there
+    const isOpen = (sidebar) => sidebar.classList.contains("open");
+    frame.dataset.open = sidebars.filter(isOpen).map(({ id }) => id).join(" ");
+  };
+  make();
+  const watch = new MutationObserver(make);
+  for (const element of [frame, ...sidebars]) watch.observe(element, { attributeFilter: ["class"] });
+}
+
+/** Say what Gradio's button of a sidebar is for; its own is an arrow, and looks like a way back or on. */
+function nameHandle(id, label, ...icons) {
+  const button = document.querySelector(`#${id} > .toggle-button`);
+  button.title = label;
+  button.setAttribute("aria-label", label);
+  button.append(...icons);
 }
 
 function whenReady() {

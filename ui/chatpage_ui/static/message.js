@@ -59,7 +59,7 @@ export class MessageView {
     if (!node) return;
     const isWriting = app.conversation.isWriting(this.nodeId);
     const siblings = app.conversation.siblingsOf(this.nodeId);
-    const state = [node.status, isWriting, node.finish_reason, node.is_kept, siblings.join(), app.isLast(this.nodeId)].join("|");
+    const state = [node.status, isWriting, node.finish_reason, noteOf(app, node), node.is_kept, siblings.join(), app.isLast(this.nodeId)].join("|");
     const text = app.conversation.textOf(this.nodeId);
     if (text !== this.body.text || state !== this.#state) this.setText(text, isWriting);
     if (state === this.#state) return;
@@ -125,12 +125,16 @@ export class MessageView {
   }
 
   #showNote(node, isWriting) {
-    const text = noteOf(this.app, node);
+    const { app, nodeId } = this;
+    const text = noteOf(app, node);
     this.note.hidden = isWriting || !text;
     this.note.replaceChildren(text);
-    if (!this.note.hidden && node.role === "assistant") {
-      this.note.append(" ", h("button", { type: "button", class: "cp-link", onclick: () => this.app.continue(this.nodeId) }, "Continue"));
-    }
+    this.note.classList.toggle("is-bad", node.status === "error" || node.role === "user");
+    if (this.note.hidden) return;
+    const link = (label, action) => this.note.append(" ", h("button", { type: "button", class: "cp-link", onclick: action }, label));
+    if (node.role === "assistant") link("Continue", () => app.continue(nodeId));
+    if (node.role === "user") link("Answer", () => app.regenerate(nodeId));
+    if (node.status === "error") link("Try again", () => app.regenerate(nodeId));
   }
 
   // -- foot ----------------------------------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ export class MessageView {
   #factsOf(node) {
     if (node.role !== "assistant") return "";
     const rate = node.timing?.tok_s;
-    return [`${node.num_tokens} tokens`, Number.isFinite(rate) && rate > 0 ? `${rate.toFixed(0)} tok/s` : null, costOf(node.usage)]
+    return [node.num_tokens ? `${node.num_tokens} tokens` : null, Number.isFinite(rate) && rate > 0 ? `${rate.toFixed(0)} tok/s` : null, costOf(node.usage)]
       .filter(Boolean)
       .join(" · ");
   }
@@ -232,11 +236,11 @@ export class MessageView {
   }
 }
 
-/** Return what is to be said below a reply that is not whole, or "". */
+/** Return what is to be said below a reply that is not whole, or a message without one, or "". */
 export function noteOf(app, node) {
-  const run = app.conversation.runOf(node.id);
-  const detail = run?.run.samples[run.sample].done?.detail ?? run?.run.done?.error?.message;
-  return whyCut(node, app.connection.welcome?.model.max_model_len, detail);
+  const isUnanswered = node.role === "user" && app.conversation.childrenOf(node.id).length === 0;
+  if (isUnanswered) return node.detail ? `Not answered: ${node.detail}` : "Not answered.";
+  return whyCut(node, app.connection.welcome?.model.max_model_len);
 }
 
 /** Copy a text and say so. */

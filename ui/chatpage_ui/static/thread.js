@@ -3,6 +3,11 @@
  *
  * Invariants: the views are those of the active path, reused as long as their node is on it. The view follows the end of a growing
  * text only while the reader is at the end; whoever scrolled up stays where they are.
+ *
+ *     [ group of 8 messages ][ group ] ... [ group ][ columns ]
+ *
+ * The browser skips what is far from the view group by group: to ask this of every message, and to pass all of them by when one
+ * grows, would cost for each of them in every frame.
  */
 
 import { ColumnsView } from "./columns.js";
@@ -11,13 +16,16 @@ import { handleCopyButtons, MessageView } from "./message.js";
 
 const NEAR_END = 48; // pixels
 const FRAME_CHARACTERS = 6_000;
+const GROUP_SIZE = 8;
 const TELLS = "ContentVisibilityAutoStateChangeEvent" in window; // else every message is rendered at once
 
 export class Thread {
   #views = new Map(); // node id -> MessageView
+  #groups = []; // {element, isSeen}
   #columns = null;
   #added = new Map(); // node id -> text that came since the last frame; null: replaced
   #isAtEnd = true;
+  #isAtColumns = false; // nobody has moved since they were shown from their top
   #isJumping = false; // smoothly, to the end
   #top = 0; // where the view was when it was last scrolled
 
@@ -31,7 +39,10 @@ export class Thread {
     this.list.addEventListener("contentvisibilityautostatechange", (event) => this.#seen(event));
     this.flush = perFrame(() => this.#flush());
     this.refresh = perFrame(() => this.#refresh());
-    new ResizeObserver(() => this.#isAtEnd && !this.#columns && this.toEnd()).observe(this.list);
+    new ResizeObserver(() => this.#resized()).observe(this.list);
+    for (const name of ["wheel", "pointerdown", "keydown"]) {
+      this.scroller.addEventListener(name, () => (this.#isAtColumns = false), { passive: true });
+    }
     handleCopyButtons(this.element, app);
     app.addEventListener("open", () => this.#opened());
     app.addEventListener("compare", () => this.#compared());
@@ -57,10 +68,16 @@ export class Thread {
 
   toEnd(isAsked = false) {
     this.#isAtEnd = true;
-    this.latest.hidden = true;
+    this.#offerLatest(false);
     const behavior = isAsked && !matchMedia("(prefers-reduced-motion: reduce)").matches ? "smooth" : "instant";
     this.#isJumping = behavior === "smooth";
     this.scroller.scrollTo({ top: this.scroller.scrollHeight, behavior });
+  }
+
+  /** Bring one of the versions that stand side by side into view. */
+  showVersion(nodeId) {
+    this.#isAtColumns = false;
+    this.#columns?.show(nodeId);
   }
 
   /** Bring a message into view. */
@@ -94,10 +111,17 @@ export class Thread {
   /** Show the columns from their top, or the end of the conversation again. */
   #compared() {
     this.#refresh();
+    this.#isAtColumns = this.#columns !== null;
     if (!this.#columns) return;
     this.#isAtEnd = false;
-    this.#columns.element.scrollIntoView({ block: "start", behavior: "instant" });
+    this.#resized();
     this.#scrolled();
+  }
+
+  /** Stay at the end, or at the top of the columns, whose height is known only when they have been laid out. */
+  #resized() {
+    if (this.#columns && this.#isAtColumns) this.#columns.element.scrollIntoView({ block: "start", behavior: "instant" });
+    if (this.#isAtEnd && !this.#columns) this.toEnd();
   }
 
   #text({ nodeId, added }) {
@@ -145,18 +169,28 @@ export class Thread {
       this.#views.delete(nodeId);
     }
     let previous = null;
-    for (const node of path) {
-      let view = this.#views.get(node.id);
-      if (view) view.update();
-      else {
-        view = new MessageView(this.app, node.id);
-        this.#views.set(node.id, view);
-        if (!TELLS) view.appeared();
-      }
-      const place = previous ? previous.nextSibling : this.list.firstChild;
-      if (place !== view.element) this.list.insertBefore(view.element, place);
+    path.forEach((node, i) => {
+      const group = this.#groupAt(Math.floor(i / GROUP_SIZE));
+      if (i % GROUP_SIZE === 0) previous = null;
+      const view = this.#views.get(node.id) ?? new MessageView(this.app, node.id);
+      if (this.#views.has(node.id)) view.update();
+      else this.#views.set(node.id, view);
+      const place = previous ? previous.nextSibling : group.element.firstChild;
+      if (place !== view.element) group.element.insertBefore(view.element, place);
+      if (group.isSeen && !view.isVisible) view.appeared();
       previous = view.element;
+    });
+    for (const { element } of this.#groups.splice(Math.ceil(path.length / GROUP_SIZE))) element.remove();
+  }
+
+  #groupAt(index) {
+    const group = this.#groups[index] ?? { element: h("div", { class: "cp-group" }), isSeen: !TELLS };
+    if (index === this.#groups.length) {
+      if (index) this.#groups[index - 1].element.after(group.element);
+      else this.list.prepend(group.element);
+      this.#groups.push(group);
     }
+    return group;
   }
 
   #showColumns(parentId) {
@@ -171,12 +205,16 @@ export class Thread {
     if (this.list.lastChild !== this.#columns.element) this.list.append(this.#columns.element);
   }
 
-  /** The browser lays out what is near the view, and tells: observing every message would cost for each of them in every frame. */
+  /** The browser lays out what is near the view, and tells. */
   #seen({ target, skipped }) {
-    const view = target.classList.contains("cp-message") && this.#views.get(target.dataset.node);
-    if (!view) return;
-    if (skipped) view.disappeared();
-    else view.appeared();
+    const group = this.#groups.find(({ element }) => element === target);
+    if (!group) return;
+    group.isSeen = !skipped;
+    for (const { dataset } of target.children) {
+      const view = this.#views.get(dataset.node);
+      if (skipped) view?.disappeared();
+      else view?.appeared();
+    }
   }
 
   /** The end may have moved while the view went there. */
@@ -193,6 +231,10 @@ export class Thread {
     const isNearEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
     if (isNearEnd) this.#isAtEnd = true;
     else if (isUp) this.#isAtEnd = false;
-    this.latest.hidden = this.#isAtEnd || this.#columns !== null;
+    this.#offerLatest(!this.#isAtEnd && !this.#columns);
+  }
+
+  #offerLatest(isOffered) {
+    if (this.latest.hidden === isOffered) this.latest.hidden = !isOffered; // to set what is set already has styles computed again
   }
 }

@@ -27,12 +27,11 @@ export function modelName(name) {
  * Return why a reply that is not being written any more is not whole, or "".
  * @param {object} node
  * @param {number} [most] tokens of the context
- * @param {string} [detail] what the run said, while that is known
  */
-export function whyCut(node, most, detail = "") {
+export function whyCut(node, most) {
   if (node.status === "aborted") return "Stopped.";
-  if (node.status === "interrupted") return "Interrupted: the server ended while this was written.";
-  if (node.status === "error") return detail ? `Failed: ${detail}` : "Failed.";
+  if (node.status === "interrupted") return `Interrupted: ${node.detail ?? "the server ended while this was written"}`.replace(/\.?$/, ".");
+  if (node.status === "error") return node.detail ? `Failed: ${node.detail}` : "Failed.";
   if (node.status !== "complete" || node.finish_reason !== "length") return "";
   const { prompt_tokens: prompt, completion_tokens: written } = node.usage ?? {};
   if (prompt + written >= most) return "Cut off: the context is full.";
