@@ -45,8 +45,11 @@ class Serving:
     @property
     def children(self) -> list[int]:
         """Its processes: the engine, and what looks after it."""
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        found: list[int] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread has just ended; what it began belongs to another now
+                found += map(int, (task / "children").read_text().split())
+        return found
 
     def kill(self) -> None:
         """Kill it hard, and wait until its engine has noticed.

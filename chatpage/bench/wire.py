@@ -34,9 +34,10 @@ NUM_SOCKETS, NUM_SAMPLES, TOKENS = 64, 8, 48
 STUCK_ASKS = 100  # each answer is 300 kB
 STUCK_S = 12.0  # longer than the server waits for a client that takes nothing
 STORM_PER_S, STORM_S, STORM_CHATS = 200, 60.0, 64
-MAX_UNANSWERED = 100  # more than 256 would be closed
+MAX_OPEN = 100  # runs; a start and a stop of each may wait for their answers, and more than 256 that wait would be closed
 BIG_NODES, SMALL_NODES, SEARCHED_NODES = 2_000, 10, 100_000
 LIMITS = ["--max-running-runs", "1000", "--max-queued-runs", "20000"]
+LIMITS += ["--server-running-runs", "1000", "--server-queued-runs", "20000"]
 Numbers = dict[str, float]
 
 
@@ -132,7 +133,7 @@ async def measure_storm(server: Serving, seconds: float = STORM_S, per_s: float 
     client = AsyncClient(server.url)
     chats = [(await client.create_conversation(title="storm")).id for _ in range(STORM_CHATS)]
     number = 0
-    places = asyncio.Semaphore(MAX_UNANSWERED)
+    places = asyncio.Semaphore(MAX_OPEN)
     async with _dial(server) as socket:
         reader = asyncio.create_task(_stop_what_starts(socket, places))
         began = time.perf_counter()
@@ -165,7 +166,7 @@ async def _stop_what_starts(socket: ClientConnection, places: asyncio.Semaphore)
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             message = json.loads(await socket.recv())
-            if message["type"] in ("run.created", "error"):
+            if message["type"] in ("run.done", "error"):
                 places.release()
             if message["type"] == "run.created":
                 await socket.send(json.dumps({"type": "run.cancel", "run_id": message["run_id"]}))

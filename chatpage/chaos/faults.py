@@ -116,7 +116,11 @@ class Faults:
 
     async def _slow_disk(self) -> str:
         assert isinstance(self.disk, Disk)
-        before = await asyncio.to_thread(self.disk.flush_s)
+        try:
+            before = await asyncio.to_thread(self.disk.flush_s)
+        except OSError as error:
+            self.findings.add(Finding("disk full", SERVER, f"by nothing but the server: {error}"))
+            return "it was full already"
         with self.disk.busy():
             await asyncio.sleep(self.chance.uniform(1, 3))
             within = await asyncio.to_thread(self.disk.flush_s)

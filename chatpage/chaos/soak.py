@@ -30,6 +30,7 @@ from chatpage.store.records import now
 KEPT_CONVERSATIONS = 6  # of a user
 WARM_UP = 0.1  # of the time
 NUM_MOMENTS = 400
+MAX_SILENT_S = 300.0  # a machine that has other things to do may keep a server from answering for a while
 PURGE_S, PURGED_AFTER_S = 20.0, 60.0
 # How much more the last quarter may take than the first: a share of it, and an amount that is too little to tell.
 ALLOWED = {
@@ -158,7 +159,7 @@ async def run(data: Path, *, seconds: float, num_users: int, think_s: float, see
             report = SoakReport(num_users)
             began = time.monotonic()
             async with _acting(users, think_s), _purging(data):
-                await _sample(victim, report.series, seconds)
+                await _sample(victim, around, report.series, seconds)
             await _check_rest(victim, around)
             report.seconds = time.monotonic() - began
         finally:
@@ -221,11 +222,20 @@ def _purge(data: Path) -> None:
         store.purge_deleted(before=now() - int(PURGED_AFTER_S * 1e6))
 
 
-async def _sample(victim: Victim, series: list[Moment], seconds: float) -> None:
-    began = time.monotonic()
+async def _sample(victim: Victim, around: Surroundings, series: list[Moment], seconds: float) -> None:
+    began = answered = time.monotonic()
     interval = max(1.0, seconds / NUM_MOMENTS)
     while (at_s := time.monotonic() - began) < seconds:
-        taken, numbers = victim.look(), await victim.numbers()
+        try:
+            taken, numbers = victim.look(), await victim.numbers()
+        except OSError as error:
+            around.counts["moments without an answer"] += 1
+            if time.monotonic() > answered + MAX_SILENT_S:
+                around.findings.add(Finding("silent", SERVER, f"no answer for {MAX_SILENT_S:.0f} s: {error}"))
+                return
+            await asyncio.sleep(interval)
+            continue
+        answered = time.monotonic()
         server, engine = taken["server"], taken["engine"]
         database = database_path(victim.data)
         series.append(

@@ -178,15 +178,19 @@ class Executor:
         return len(branches)
 
     def _fail_samples(self, request: Request, samples: SequenceOf[tuple[Sequence, InvalidLogitsError]]) -> None:
-        """End samples whose logits were no numbers, and the request only if it has no other; none of its KV is used again."""
+        """End samples that got no token, and the request only if it has no other.
+
+        If the model gave no numbers its KV may be none either, and is not used again; parameters that leave no token harm none.
+        """
         if len(samples) == len(request.sequences):
             self._fail([request], samples[0][1])
         else:
             for sequence, error in samples:
                 self._end(sequence, Ending(FinishReason.ERROR, detail=str(error)))
             self._close_if_finished(request)
-        self._tree.forget(request.root)
-        self._tips.forget(request.root)
+        if any(error.is_of_model for _, error in samples):
+            self._tree.forget(request.root)
+            self._tips.forget(request.root)
 
     def _branches(self, sequence: Sequence) -> list[Sequence]:
         """The sequences that continue from this one's logits: itself, or all live samples when the prompt just ended."""
@@ -289,8 +293,9 @@ class Executor:
 def _invalid_logits(branch: Sequence, logits: torch.Tensor, row: int) -> InvalidLogitsError:
     """Say at which token a sample got logits that no token can be chosen from, and why."""
     place = f"token {branch.num_output_tokens + 1} of the answer (position {branch.num_tokens})"
-    if not (logits.isnan() | logits.isposinf()).any():
-        return InvalidLogitsError(f"No token is left for {place}: min_tokens and the stop tokens rule out every one.", row)
+    if logits.amax().isfinite():  # before bias, penalties and what min_tokens rules out
+        text = f"No token is left for {place}: min_tokens, the stop tokens and logit_bias rule out every one."
+        return InvalidLogitsError(text, row, is_of_model=False)
     return InvalidLogitsError(
         f"The model gave logits that are not numbers (NaN or infinity) for {place}: it overflowed in this dtype "
         "(load it with --dtype float32), or its weights are damaged.",

@@ -257,7 +257,7 @@ class _Child:
     @property
     def is_ready(self) -> bool:
         """Whether the engine is loaded and the child alive."""
-        return self._ready.done() and not self._dead.done() and self._process.is_alive()
+        return self._ready.done() and not self._dead.done()
 
     @property
     def pid(self) -> int | None:

@@ -34,13 +34,17 @@ _ALTERNATIVES_HEAD = 64  # over the 20 that may be asked, so that ties at its en
 
 
 class InvalidLogitsError(EngineStepError):
-    """A row of logits from which no token can be chosen: it holds NaN or +inf, or no finite number at all."""
+    """A row of logits from which no token can be chosen: it holds NaN or +inf, or no finite number at all.
+
+    `is_of_model`: the model gave it so; else the parameters of the request left nothing of it.
+    """
 
     code = "invalid_logits"
 
-    def __init__(self, message: str, row: int) -> None:
+    def __init__(self, message: str, row: int, *, is_of_model: bool = True) -> None:
         super().__init__(message)
         self.row = row
+        self.is_of_model = is_of_model
 
 
 SampledToken = TokenLogprob | InvalidLogitsError

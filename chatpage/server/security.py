@@ -7,6 +7,7 @@ nothing: the browser must also say that the page was ours.
 """
 
 import asyncio
+import contextlib
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers
@@ -14,6 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from chatpage.errors import StoreError
 from chatpage.server.problems import ForbiddenError, TooLargeError, TooSlowError, UnauthorizedError, error_response
 from chatpage.server.settings import ServeSettings, is_loopback_name
 from chatpage.store import LOCAL_USER, Store, User, UserId
@@ -166,7 +168,7 @@ class LoginGate:
         connection = HTTPConnection(scope)
         try:
             await self._auth.require_user(connection)
-        except (UnauthorizedError, ForbiddenError) as error:
+        except (UnauthorizedError, ForbiddenError, StoreError) as error:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             elif isinstance(error, UnauthorizedError) and wants_page(connection) and scope["method"] in ("GET", "HEAD"):
@@ -249,7 +251,8 @@ class Auth:
         user = await self.store.find_user_by_api_key.aio(key)
         if user is None:
             raise UnauthorizedError("The API key is not known: it is mistyped, or was revoked.")
-        await self.store.mark_api_key_used.aio(key)
+        with contextlib.suppress(StoreError):  # a disk that is full keeps nobody from reading
+            await self.store.mark_api_key_used.aio(key)
         return user
 
 

@@ -82,6 +82,22 @@ def test_parameters_that_rule_out_every_token_are_not_blamed_on_the_model(damage
     assert "rule out every one" in failed.message
 
 
+def test_parameters_that_rule_out_every_token_cost_nobody_the_prefix(damaged: Engine) -> None:
+    """One request with an odd list of stop tokens made its user's every conversation be computed anew."""
+    damaged.clear_cache()
+    other = [*PROMPT[::-1], 3, 4]
+    generate(damaged, other, greedy(max_tokens=3, logit_bias={BROKEN: -100.0}))
+    cached = damaged.prefix_cost(other).cached_tokens
+    assert cached >= len(other) - 1
+    everything = tuple(range(damaged.info().vocab_size))
+    for n in (1, 3):
+        damaged.add_request(PROMPT, greedy(n=n, max_tokens=5, min_tokens=3, stop_token_ids=everything))
+        assert any(isinstance(event, RequestFailed) for event in run_all(damaged))
+    assert damaged.prefix_cost(other).cached_tokens == cached
+    assert damaged.prefix_cost(PROMPT).cached_tokens >= len(PROMPT) - 1, "what failed was computed all the same"
+    assert_whole(damaged)
+
+
 PROGRAM = """
     import resource, sys
     from chatpage.events import RequestFailed, SampleFinished

@@ -30,8 +30,8 @@ from chatpage.engine.sequence import Request, Sequence
 from chatpage.events import RequestId
 
 SAVE_S = 5.0
-_LOAD_BYTES_BESIDE_STREAMS = 8 * 2**20  # between two steps: a few milliseconds of copying
-_SAVE_BYTES_BESIDE_STREAMS = 2 * 2**20
+_LOAD_BYTES_BESIDE_STREAMS = 4 * 2**20  # between two steps: a few milliseconds of copying
+_SAVE_BYTES_BESIDE_STREAMS = 2**19
 _IDLE_BYTES = 64 * 2**20
 _WAIT_S = 0.02
 logger = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class KvDisk:
             is_busy: Sequences are running and wait for this.
             num_spare: Available blocks that they will not need.
         """
+        self._writer.note_streams(are_running=is_busy)
         loading = _LOAD_BYTES_BESIDE_STREAMS if is_busy else _IDLE_BYTES
         self._has_moved = self._loader.advance(loading, num_spare)
         if is_busy or not self._loader.has_work:
@@ -155,6 +156,7 @@ class KvDisk:
         deadline = time.monotonic() + limit_s
         self._loader.close()
         self._reader.close()
+        self._writer.note_streams(are_running=False)
         self._saver.save_all(deadline)
         self._writer.close(deadline)
 

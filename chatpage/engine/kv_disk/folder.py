@@ -1,8 +1,9 @@
 """The folder of block files: private, written atomically, kept under a size by removing what was used longest ago.
 
 Invariants: a file under its final name was written whole; everything lies below one folder of our own, `kv-v1`, which only its
-owner can read; a file that is found damaged is removed. Several processes may share a folder: each file is published by one
-rename, and the files themselves are the index (the time of the last change is the time of the last use).
+owner can read; a file that is found damaged is removed. A part of the disk stays free for what matters more than a cache.
+Several processes may share a folder: each file is published by one rename, and the files themselves are the index (the time of
+the last change is the time of the last use).
 
     DIR/kv-v1/3f/3f09...e1-77ab...02.safetensors      block 77ab...02, full or partial, which follows block 3f09...e1
 
@@ -30,6 +31,7 @@ _WHOLE, _PARTIAL = ".safetensors", ".tmp"
 _OLD_PARTIAL_S = 3600.0
 _MAX_CHILDREN = 8  # looked at behind one block, those used last
 _SLACK = 16  # the folder is counted anew after so many parts of the limit were written; so much is kept free for others
+_RESERVED_SHARE, _MAX_RESERVED = 8, 2**30  # one part in so many of the disk, at most so many bytes, is left to others
 _USE_STEP_NS = 1_000  # a block counts as used that much before the block it hangs on, so that leaves go first
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -198,15 +200,16 @@ class Folder:
 
     # -- the limit -------------------------------------------------------------------------------------------------
 
-    def count(self, room: int = 0, used_ns: int | None = None) -> bool:
+    def count(self, room: int = 0, used_ns: int | None = None, missing: int = 0) -> bool:
         """Count what lies there, remove what crashed writers left, and what is over the limit less `room` bytes.
 
-        With `used_ns`, nothing that was used later than that makes room: False if there is not enough then.
+        With `missing`, so many bytes are removed at least. With `used_ns`, nothing that was used later than that makes room:
+        False if there is not enough then.
         """
         self._remove_old_partials()
         files = self.files()
         total = sum(file.num_bytes for file in files)
-        most = self.limit - max(self.limit // _SLACK, room)
+        most = min(self.limit - max(self.limit // _SLACK, room), total - missing)
         removed = 0
         while total > most and removed < len(files) and (used_ns is None or files[removed].used_ns <= used_ns):
             self.remove(files[removed].path)
@@ -238,9 +241,20 @@ class Folder:
     def _make_room(self, size: int, used_ns: int) -> bool:
         if size > self.limit:
             raise OSError(errno.EFBIG, f"a block of {size:,} bytes does not fit below --kv-disk-size", str(self.path))
-        if self._written_since.num_bytes + size <= self.limit // _SLACK:
+        missing = self._missing_on_disk(size)
+        if not missing and self._written_since.num_bytes + size <= self.limit // _SLACK:
             return True
-        return self.count(size, used_ns)
+        if self.count(size, used_ns, missing):
+            return True
+        if missing and not self._counted.num_files:
+            raise OSError(errno.ENOSPC, "what is left of the disk is kept free for others", str(self.path))
+        return False
+
+    def _missing_on_disk(self, size: int) -> int:
+        """Return how many bytes of ours must go so that enough of the disk stays free when so many come; a few more, if any."""
+        disk = shutil.disk_usage(self.path)
+        reserved = min(disk.total // _RESERVED_SHARE, _MAX_RESERVED)
+        return size + reserved + reserved // _SLACK - disk.free if disk.free < size + reserved else 0
 
     def _remove_old_partials(self) -> None:
         old = time.time() - _OLD_PARTIAL_S

@@ -1,8 +1,9 @@
 """The thread that writes block files: behind everything else, never waited for by a step.
 
-Invariants: what waits is bounded in bytes; a block with a value that is no number is not written. After an error of the disk
-writing pauses, a second at first and then ever longer, and is tried again: an outage is logged when it begins and when it ends,
-and what was not written is not thought to be there. Who hands in blocks asks `has_room` first.
+Invariants: what waits is bounded in bytes; a block with a value that is no number is not written. Beside running streams it
+rests most of the time, so that they hardly notice. After an error of the disk writing pauses, a second at first and then ever
+longer, and is tried again: an outage is logged when it begins and when it ends, and what was not written is not thought to be
+there. Who hands in blocks asks `has_room` first.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +25,15 @@ from chatpage.engine.kv_disk.block_file import encode
 from chatpage.engine.kv_disk.chain import Geometry, Name
 from chatpage.engine.kv_disk.folder import Folder
 
-MAX_WAITING_BYTES = 64 * 2**20
+MAX_WAITING_BYTES, MAX_WAITING_BYTES_BESIDE_STREAMS = 64 * 2**20, 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _NICENESS = 10
+_REST = 15.0  # beside running streams: seconds for each second of work
+_EXPONENTS: dict[torch.dtype, tuple[type[np.uint16] | type[np.uint32], int]] = {
+    torch.bfloat16: (np.uint16, 0x7F80),
+    torch.float16: (np.uint16, 0x7C00),
+    torch.float32: (np.uint32, 0x7F800000),
+}
 logger = logging.getLogger(__name__)
 
 
@@ -65,6 +73,8 @@ class Writer:
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._deadline: float | None = None  # set when it is to end
+        self._is_beside_streams = False
+        self._num_flushes = 0  # that wait
         self._pause_s = 0.0  # more: the last write failed
         self._retry_at = 0.0
         self.num_written = 0
@@ -89,7 +99,15 @@ class Writer:
     def has_room(self, num_bytes: int) -> bool:
         """Whether blocks of so many bytes may be handed in now; a single block always may when nothing waits."""
         with self._changed:
-            return not self._waiting or self._waiting_bytes + num_bytes <= MAX_WAITING_BYTES
+            most = MAX_WAITING_BYTES_BESIDE_STREAMS if self._is_beside_streams else MAX_WAITING_BYTES
+            return not self._waiting or self._waiting_bytes + num_bytes <= most
+
+    def note_streams(self, *, are_running: bool) -> None:
+        """Rest between two blocks while streams run; they have the cores first."""
+        if are_running != self._is_beside_streams:
+            with self._changed:
+                self._is_beside_streams = are_running
+                self._changed.notify_all()
 
     def write(self, block: BlockToWrite) -> None:
         """Hand in a block."""
@@ -108,7 +126,10 @@ class Writer:
     def flush(self) -> None:
         """Wait until everything handed in is written, or was given up."""
         with self._changed:
+            self._num_flushes += 1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting)
+            self._num_flushes -= 1
 
     def close(self, deadline: float) -> None:
         """Write what waits until `deadline` (of `time.monotonic`), drop the rest, and end the thread."""
@@ -148,11 +169,17 @@ class Writer:
                     self._changed.notify_all()
                     return
                 work = self._waiting[0]
+            began = thread_time()
             self._do(work)
+            rest_s = _REST * (thread_time() - began)
             with self._changed:
                 self._waiting.popleft()
                 self._waiting_bytes -= work.kv.nbytes if isinstance(work, BlockToWrite) else 0
                 self._changed.notify_all()
+                self._changed.wait_for(self._is_in_a_hurry, rest_s)
+
+    def _is_in_a_hurry(self) -> bool:
+        return not self._is_beside_streams or self._num_flushes > 0 or self._deadline is not None
 
     def _do(self, work: BlockToWrite | Use) -> None:
         if self.is_paused:
@@ -193,4 +220,9 @@ class Writer:
 
 
 def _is_finite(block: BlockToWrite) -> bool:
-    return bool(torch.isfinite(torch.from_numpy(block.kv).view(block.dtype)).all())
+    """Whether every value is a number; looked at by this thread alone, since those of torch would take the cores of a step."""
+    if block.dtype not in _EXPONENTS:
+        return bool(torch.isfinite(torch.from_numpy(block.kv).view(block.dtype)).all())
+    kind, exponent = _EXPONENTS[block.dtype]
+    bits = np.bitwise_and(block.kv.view(kind), kind(exponent))  # all ones: NaN or infinity
+    return bool(bits.max() != exponent)

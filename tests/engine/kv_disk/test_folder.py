@@ -2,12 +2,15 @@
 
 import errno
 import os
+import shutil
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from chatpage.chaos.disks import Disk, small_disk
 from chatpage.engine.kv_disk.block_file import DamagedFile
 from chatpage.engine.kv_disk.folder import Folder, Usage
 
@@ -204,3 +207,42 @@ def test_what_follows_a_block_is_found_what_was_used_last_first(tmp_path: Path) 
     folder.write(folder.place(NAMES[2], NAMES[5]), [b"block"], 99)
     assert folder.children_of(NAMES[1]) == paths[:1:-1]
     assert folder.children_of(NAMES[7]) == []
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    with small_disk(2**24) as found:
+        if not isinstance(found, Disk):
+            pytest.skip(f"no file system can be mounted here: {found}")
+        yield found
+
+
+def test_a_part_of_the_disk_stays_free_for_what_matters_more(disk: Disk) -> None:
+    """A limit of gigabytes on a small disk let the cache take all of it, and conversations could not be stored any more."""
+    folder = _folder(disk.path, limit=2**33)
+    for name in NAMES * 3:
+        assert folder.write(_place(folder, name), [bytes(2**20)], time.time_ns())
+        space = shutil.disk_usage(disk.path)
+        assert space.free >= space.total // 8
+    assert folder.has(_place(folder, NAMES[-1]))
+    assert not folder.has(_place(folder, NAMES[0]))
+    assert folder.num_evicted > 40
+
+
+def test_the_cache_gives_way_to_what_others_wrote(disk: Disk) -> None:
+    folder = _folder(disk.path, limit=2**33)
+    for name in NAMES[:8]:
+        folder.write(_place(folder, name), [bytes(2**20)], time.time_ns())
+    with disk.full():
+        assert folder.write(_place(folder, NAMES[8]), [bytes(2**10)], time.time_ns())
+        assert shutil.disk_usage(disk.path).free > 2**20
+        assert not folder.has(_place(folder, NAMES[0]))
+        assert folder.has(_place(folder, NAMES[7]))
+
+
+def test_a_disk_that_others_filled_takes_nothing_and_says_so(disk: Disk) -> None:
+    folder = _folder(disk.path, limit=2**33)
+    with disk.full(), pytest.raises(OSError, match="free for others") as caught:
+        _write(folder, NAMES[1])
+    assert caught.value.errno == errno.ENOSPC
+    assert not folder.has(_place(folder, NAMES[1]))
