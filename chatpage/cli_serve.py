@@ -49,6 +49,8 @@ def serve(
     secure_cookies: Annotated[bool, typer.Option("--secure-cookies", help="browsers come by https, through a proxy")] = False,
     max_running_runs: Annotated[int, typer.Option(min=1, help="runs of a user that compute at once")] = 8,
     max_queued_runs: Annotated[int, typer.Option(min=0, help="runs of a user that wait; more are refused")] = 32,
+    server_running_runs: Annotated[int, typer.Option(min=1, help="runs of all users that compute at once")] = 64,
+    server_queued_runs: Annotated[int, typer.Option(min=0, help="runs of all users that wait; more are refused")] = 128,
     max_samples: _Samples = MAX_SAMPLES,
     max_tokens: _Tokens = None,
     keep_deleted: Annotated[int, typer.Option(metavar="DAYS", min=0, help="what was deleted can be restored so long")] = 30,
@@ -77,6 +79,8 @@ def serve(
                 max_queued_runs=max_queued_runs,
                 max_samples=max_samples,
                 max_tokens=max_tokens,
+                server_running_runs=server_running_runs,
+                server_queued_runs=server_queued_runs,
             ),
             logs=logs,
         )

@@ -144,9 +144,18 @@ class ImportFileError(InvalidRequestError):
 
 
 class OverloadedError(ChatpageError):
-    """Too much is waiting; the same request can succeed a moment later."""
+    """Too much is waiting; the same request can succeed later.
+
+    Args:
+        message: What there is too much of, and what to do.
+        retry_after_s: Seconds after which it can.
+    """
 
     code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class RestartingError(ChatpageError):

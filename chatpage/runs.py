@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from chatpage.errors import StoreError
 from chatpage.events import FinishReason, SampleFinished
 from chatpage.server.protocol import DeltaEntry, RunCreated, RunDelta, RunDone, RunMessage, RunSnapshot, SampleDone
 from chatpage.server.views import ErrorView, SampleView, UsageView
@@ -43,7 +44,8 @@ class SampleLog:
     finished: SampleFinished | None = None
     done: SampleDone | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more is generated
-    stored: asyncio.Event = field(default_factory=asyncio.Event)  # and the store knows all of it
+    unsaved: StoreError | None = None  # why the store does not know all of it yet, long after it should
+    _settled: asyncio.Event = field(default_factory=asyncio.Event)  # the store knows all of it, or `unsaved` says why not
 
     @property
     def text(self) -> str:
@@ -62,6 +64,25 @@ class SampleLog:
     def drop_unsettled(self) -> None:
         """Forget tokens whose text never came, such as half a character: whoever goes on from here makes them anew."""
         del self.parts[self.num_settled_parts :], self.token_ids[self.num_settled_tokens :]
+
+    @property
+    def is_stored(self) -> bool:
+        return self._settled.is_set() and self.unsaved is None
+
+    def note_stored(self) -> None:
+        self.unsaved = None
+        self._settled.set()
+
+    def note_unsaved(self, why: StoreError) -> None:
+        if not self._settled.is_set():
+            self.unsaved = why
+            self._settled.set()
+
+    async def wait_until_stored(self) -> None:
+        """Return when the store knows all of the sample. Raises `StoreError` as long as it cannot."""
+        await self._settled.wait()
+        if self.unsaved is not None:
+            raise self.unsaved
 
     def view(self) -> SampleView:
         running = SampleView(

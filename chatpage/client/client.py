@@ -183,7 +183,8 @@ async def _receive(socket: ClientConnection) -> ServerMessage:
     if isinstance(message, ErrorMessage) and message.code == RestartingError.code:
         raise ConnectionResetError(message.message)
     if isinstance(message, ErrorMessage):
-        raise ServerError(message.code, message.message, retryable=message.retryable)
+        wait_s = None if message.retry_after_ms is None else message.retry_after_ms / 1e3
+        raise ServerError(message.code, message.message, retryable=message.retryable, retry_after_s=wait_s)
     return message
 
 

@@ -19,14 +19,18 @@ TIMEOUT = httpx.Timeout(60.0, connect=10.0)
 
 
 class ServerError(ChatpageError):
-    """The server refused. `server_code` is its code, such as not_found; `retryable`: the same may succeed a moment later."""
+    """The server refused.
+
+    `server_code` is its code, such as not_found; `retryable`: the same may succeed, after `retry_after_s` if that is known.
+    """
 
     code = "server_error"
 
-    def __init__(self, server_code: str, message: str, *, retryable: bool = False) -> None:
+    def __init__(self, server_code: str, message: str, *, retryable: bool = False, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.server_code = server_code
         self.retryable = retryable
+        self.retry_after_s = retry_after_s
 
 
 class Http:
@@ -101,6 +105,10 @@ def as_body(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _refusal(answer: httpx.Response) -> ServerError:
     try:
         error = answer.json()["error"]
-        return ServerError(str(error["code"]), str(error["message"]), retryable=bool(error.get("retryable")))
+        after = answer.headers.get("Retry-After", "")
+        wait_s = float(after) if after.isdecimal() else None  # a proxy may name a date instead
+        return ServerError(
+            str(error["code"]), str(error["message"]), retryable=bool(error.get("retryable")), retry_after_s=wait_s
+        )
     except (ValueError, LookupError, TypeError):
         return ServerError("http_error", f"{answer.request.url} answered with status {answer.status_code}.")

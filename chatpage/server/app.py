@@ -67,9 +67,12 @@ def create_app(session: Session, settings: ServeSettings) -> FastAPI:
 
 
 async def _health(request: Request) -> dict[str, str]:
-    """The process is up; whether it computes too stands beside it: 200 all the same, since the engine is started again."""
+    """The process is up; whether it computes and saves too stands beside it: 200 all the same, since both are tried again."""
+    session: Session = request.app.state.session
     state = _state_of(request)
-    return {"status": "ok" if state == "ready" else "degraded", "engine": state}
+    saving = "waits" if session.counts().num_unsaved_runs else "ok"
+    is_well = state == "ready" and saving == "ok"
+    return {"status": "ok" if is_well else "degraded", "engine": state, "saving": saving}
 
 
 async def _ready(request: Request) -> JSONResponse:

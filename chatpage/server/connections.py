@@ -21,6 +21,7 @@ if sys.platform != "win32":
 
 HEAD_S = 15.0  # from the first moment, or the first byte of a further request, to the end of its head
 STALLED_S = 60.0  # that a client may take nothing while its answer waits
+KEEP_ALIVE_S = 20  # without a request; longer than clients keep a connection, or one would be closed just as it is used again
 LINGER_S = 2.0  # for an answer to arrive before the rest of a body is refused
 WANTED_DESCRIPTORS = 65_536
 _RESERVED = 128  # descriptors for database, engine, files and logs

@@ -98,6 +98,10 @@ def _of_session(session: Session, *, is_up: bool) -> Iterator[Metric]:
     counts = session.counts()
     yield GaugeMetricFamily("chatpage_engine_up", "1 while the engine computes.", int(is_up))
     yield GaugeMetricFamily("chatpage_runs_live", "Runs that go on or wait.", counts.num_live_runs)
+    refused = session.admission.num_refused
+    yield CounterMetricFamily("chatpage_runs_refused", "Runs and requests that were told to come again later.", refused)
+    unsaved = counts.num_unsaved_runs
+    yield GaugeMetricFamily("chatpage_runs_unsaved", "Runs that ended and wait for the disk to take them.", unsaved)
     yield GaugeMetricFamily("chatpage_followers", "Who follows a conversation.", counts.num_followers)
     yield GaugeMetricFamily("chatpage_run_logs", "Logs of runs that are kept in memory.", counts.num_kept_logs)
 

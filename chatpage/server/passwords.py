@@ -35,7 +35,7 @@ class TooManyGuessesError(OverloadedError):
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = max(1, round(wait_s))
-        super().__init__(f"There were too many wrong passwords: try again in {self.wait_s} s.")
+        super().__init__(f"There were too many wrong passwords: try again in {self.wait_s} s.", retry_after_s=self.wait_s)
 
 
 def hash_password(password: str) -> str:

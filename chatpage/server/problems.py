@@ -5,6 +5,7 @@ Invariant: a `ChatpageError` is told to the client as it stands; of any other ex
 
 import errno
 import logging
+import math
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -81,21 +82,35 @@ def status_of(error: ChatpageError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+def retry_after_s(error: ChatpageError) -> float | None:
+    """Return the seconds after which the same request can succeed; None: never as it stands."""
+    if isinstance(error, OverloadedError):
+        return error.retry_after_s
+    return RETRY_AFTER_S if isinstance(error, _RETRYABLE) else None
+
+
 def error_message(error: ChatpageError, ref: str | None = None) -> ErrorMessage:
     """Return an error as a message of `chatpage.v1`."""
-    return ErrorMessage(code=error.code, message=str(error), ref=ref, retryable=isinstance(error, _RETRYABLE))
+    wait_s = retry_after_s(error)
+    return ErrorMessage(
+        code=error.code,
+        message=str(error),
+        ref=ref,
+        retryable=wait_s is not None,
+        retry_after_ms=None if wait_s is None else math.ceil(wait_s * 1e3),
+    )
 
 
 def error_response(error: ChatpageError, path: str = "") -> JSONResponse:
     """Return an error as an HTTP response, `{"error": {"code", "message", "retryable", "version"?}}` or the shape of OpenAI."""
     version = error.version if isinstance(error, ConflictError) else None
     headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, UnauthorizedError) else {}
-    if isinstance(error, _RETRYABLE):
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if (wait_s := retry_after_s(error)) is not None:
+        headers["Retry-After"] = str(math.ceil(wait_s))
     if is_openai_path(path):
         param: str | None = getattr(error, "param", None)
         return openai_response(status_of(error), error.code, str(error), param=param, headers=headers)
-    is_retryable = isinstance(error, _RETRYABLE)
+    is_retryable = wait_s is not None
     return _response(
         path, status_of(error), error.code, str(error), is_retryable=is_retryable, version=version, headers=headers
     )

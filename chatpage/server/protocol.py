@@ -291,13 +291,18 @@ class PlanResult(Model):
 
 
 class ErrorMessage(Model):
-    """A message could not be served. `ref`: the `ref` or `client_msg_id` of that message."""
+    """A message could not be served.
+
+    `ref`: the `ref` or `client_msg_id` of that message. `retry_after_ms`: when to send it again, if it can succeed as it is;
+    for a run that was refused as `overloaded` a place is kept at that moment.
+    """
 
     type: Literal["error"] = "error"
     code: str
     message: str
     ref: str | None = None
     retryable: bool = False
+    retry_after_ms: Count | None = None
 
 
 class Restarting(Model):

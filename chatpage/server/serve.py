@@ -1,7 +1,7 @@
 """`chatpage serve`: engine, store, session and application, started in this order and ended in the other.
 
-Invariants: what can be refused is refused without waiting for the model; when the server is told to end, sockets hear so, runs
-end as interrupted with their text stored, and no process is left.
+Invariants: what can be refused is refused without waiting for the model; whoever asks while it loads is told so; when the
+server is told to end, sockets hear so, runs end as interrupted with their text stored, and no process is left.
 """
 
 import asyncio
@@ -21,12 +21,13 @@ from chatpage.engine.models.tokenizer import load_tokenizer
 from chatpage.engine.process import ProcessEngine, keep_alive
 from chatpage.errors import ConfigError
 from chatpage.server.app import create_app
-from chatpage.server.connections import HttpProtocol, raise_descriptor_limit, report_exhaustion
+from chatpage.server.connections import KEEP_ALIVE_S, HttpProtocol, raise_descriptor_limit, report_exhaustion
 from chatpage.server.draining import DRAIN_S, SHUTDOWN_S, Drain
 from chatpage.server.purging import purge_daily
 from chatpage.server.security import has_users
 from chatpage.server.settings import ServeSettings
 from chatpage.server.sockets import SocketProtocol
+from chatpage.server.starting import answering_meanwhile
 from chatpage.server.views import MAX_MESSAGE_BYTES
 from chatpage.session import Session
 from chatpage.store import Store, database_path
@@ -60,15 +61,16 @@ async def serve(
         store = ends.enter_context(Store(database_path(settings.data_dir)))
         check_access(store, settings)
         listener = ends.enter_context(open_socket(settings))
-        await engine.start()
-        await ends.enter_async_context(_background(keep_alive(engine)))
-        tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine.info.tokenizer_path))
-        session = Session(engine, store, tokenizer, settings.limits)
-        ends.push_async_callback(session.close)
-        await ends.enter_async_context(_background(purge_daily(store, settings.keep_deleted_days)))
-        app = create_app(session, settings)
-        if extend is not None:
-            await asyncio.to_thread(extend, app)
+        async with answering_meanwhile(listener):
+            await engine.start()
+            await ends.enter_async_context(_background(keep_alive(engine)))
+            tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine.info.tokenizer_path))
+            session = Session(engine, store, tokenizer, settings.limits)
+            ends.push_async_callback(session.close)
+            await ends.enter_async_context(_background(purge_daily(store, settings.keep_deleted_days)))
+            app = create_app(session, settings)
+            if extend is not None:
+                await asyncio.to_thread(extend, app)
         server = Server(app)
         if on_ready is not None:
             on_ready(url_of(listener))
@@ -131,6 +133,7 @@ class Server(uvicorn.Server):
                 ws_max_size=MAX_MESSAGE_BYTES,
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=SHUTDOWN_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 log_config=None,
                 access_log=False,
                 server_header=False,

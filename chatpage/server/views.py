@@ -142,6 +142,7 @@ class NodeView(Model):
     usage: dict[str, JsonValue] = {}
     timing: dict[str, JsonValue] = {}
     extra: dict[str, JsonValue] = {}
+    detail: str | None = Field(default=None, description="why it ended early, for people")
     is_kept: bool = Field(default=False, description="marked by its user, in this conversation")
 
 

@@ -103,6 +103,7 @@ class Connection:
         self._auth = auth
         self._user = user
         self._is_welcome = False
+        self._client_id = ""
         self._outbox: asyncio.Queue[tuple[Subscription | None, ServerMessage]] = asyncio.Queue(OUTBOX)
         self._topics: dict[Topic, Subscription] = {}
         self._questions: set[asyncio.Task[None]] = set()
@@ -210,10 +211,11 @@ class Connection:
         if self._user is None:
             raise UnauthorizedError("This server needs an API key: send it in hello as token.")
         self._is_welcome = True
+        self._client_id = message.client_id
         await self._put(welcome_to(self._session, self._user.id))
 
     async def _create(self, user_id: UserId, message: RunCreate) -> None:
-        created = await self._session.create_run(user_id, _request(message))
+        created = await self._session.create_run(user_id, _request(message), client=self._client_id)
         await self._put(created)
         topic = ("run", created.run_id)
         if topic not in self._topics:

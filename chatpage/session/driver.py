@@ -11,8 +11,10 @@ server gone) every one of its nodes ends too, keeps the text it has, and none is
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from chatpage.engine.client import EngineClient
@@ -34,7 +36,8 @@ from chatpage.server.views import ErrorView, UsageView
 from chatpage.session.prompts import Rendered
 from chatpage.session.recorder import Recorder
 from chatpage.store import Store
-from chatpage.store.records import NodeStatus, RunStatus, TreeChange
+from chatpage.store.nodes import NodeEnd
+from chatpage.store.records import NodeId, NodeStatus, RunStatus, TreeChange
 
 FLUSH_S = 1.0
 logger = logging.getLogger(__name__)
@@ -100,12 +103,19 @@ class RunDriver:
         self._stopped: set[int] = set()  # samples to stop as soon as the engine has them
         self._recorder = Recorder(store, log, publish=hooks.publish, on_stored=hooks.on_stored, flush_s=flush_s)
         self._when_done: Callable[[RunStatus], None] = lambda _: None
+        self._when_late: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
         self._turn: asyncio.Task[Rendered] | None = None
 
-    def start(self, when_done: Callable[[RunStatus], None]) -> None:
-        """Begin; `when_done` is called once, when everything is stored and just before readers see `run.done`."""
+    def start(self, when_done: Callable[[RunStatus], None], when_late: Callable[[], None] = lambda: None) -> None:
+        """Begin.
+
+        Args:
+            when_done: Called once, when everything is stored and just before readers see `run.done`.
+            when_late: Called once if the store refuses for a while, just before readers see that; `when_done` comes later.
+        """
         self._when_done = when_done
+        self._when_late = when_late
         self._task = asyncio.create_task(self._run(), name=f"run-{self.log.run_id}")
 
     async def stop(self, sample: int | None = None) -> None:
@@ -128,6 +138,7 @@ class RunDriver:
             return
         while not self._has_begun:  # a task that is cancelled before its first step would leave everything open
             await asyncio.sleep(0)
+        self._recorder.give_up()
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -153,7 +164,9 @@ class RunDriver:
             logger.exception("The run %s failed.", self.log.run_id)
             self._fail(EngineStepError.code, f"The run failed: {type(error).__name__}: {error}")
         # From here on nothing may stop it: a second cancellation waits until all is stored.
-        await _shielded(self._finish(interrupted=interrupted))
+        status = self._status(interrupted=interrupted)
+        self._recorder.close(partial(self._close, status))
+        await _shielded(self._finish(status))
 
     async def _compute(self) -> None:
         if self._is_stopped:
@@ -241,30 +254,56 @@ class RunDriver:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    async def _finish(self, *, interrupted: bool) -> None:
-        """Write the end of everything, then say so in the log: who sees `run.done` will read it in the store."""
-        status, error = self._status(interrupted=interrupted), self._failure
+    async def _finish(self, status: RunStatus) -> None:
+        """Wait until all is written, then say so in the log: who sees `run.done` will read it in the store."""
+        error = self._failure
+        if (problem := await self._recorder.wait_until_written_or_late()) is not None:
+            self._tell_late(problem)
         try:
-            await self._recorder.finish(discard=error if status is RunStatus.ERROR else None)
-            if status is not RunStatus.ERROR:
-                await self._store.finish_run.aio(
-                    self.log.run_id,
-                    status,
-                    usage=self._run_usage().model_dump(),
-                    sum_logprobs=[log.done.sum_logprob if log.done else None for log in self.log.samples],
-                    error_code=None if error is None else error.code,
-                    error_message=None if error is None else error.message,
-                )
+            await self._recorder.wait()
         except (NotFoundError, ConflictError) as gone:  # purged on the way: nobody is left to tell
             logger.info("The run %s ended after its conversation was gone: %s", self.log.run_id, gone)
         except StoreError as problem:
-            logger.error("The end of the run %s could not be stored: %s", self.log.run_id, problem)
+            self._name_lost(problem)
             status, error = RunStatus.ERROR, ErrorView(code=problem.code, message=str(problem))
         except Exception as bug:
             logger.exception("The end of the run %s could not be stored.", self.log.run_id)
             status, error = RunStatus.ERROR, ErrorView(code=StoreError.code, message=f"{type(bug).__name__}: {bug}")
         self._when_done(status)
-        self.log.end(status, usage=self._run_usage(), error=error)
+        if self.log.done is None:
+            self.log.end(status, usage=self._run_usage(), error=error)
+
+    def _close(self, status: RunStatus, ends: Mapping[NodeId, NodeEnd]) -> Future[tuple[TreeChange, ...]]:
+        """Queue how the run ended. If it failed, nodes that are left are taken back if they are empty, else end as errors."""
+        run_id, error = self.log.run_id, self._failure
+        if status is RunStatus.ERROR and error is not None:
+            return self._store.discard_run.submit(run_id, ends=ends, error_code=error.code, error_message=error.message)
+        return self._store.finish_run.submit(
+            run_id,
+            status,
+            ends=ends,
+            usage=self._run_usage().model_dump(),
+            sum_logprobs=[log.done.sum_logprob if log.done else None for log in self.log.samples],
+            error_code=None if error is None else error.code,
+            error_message=None if error is None else error.message,
+        )
+
+    def _tell_late(self, problem: StoreError) -> None:
+        """Let readers go, and whoever waits for a place: the store may refuse for hours."""
+        for log in self.log.samples:
+            log.note_unsaved(problem)
+        self._when_late()
+        text = f"{problem} What was written is kept in memory, and saved as soon as that is possible."
+        self.log.end(RunStatus.ERROR, usage=self._run_usage(), error=ErrorView(code=problem.code, message=text))
+
+    def _name_lost(self, problem: StoreError) -> None:
+        """Say what is not saved and never will be."""
+        for log in self.log.samples:
+            if log.unsaved is not None or not log.is_stored:
+                logger.error(
+                    "The message %s of conversation %s (run %s) is not saved, or not to its end: %d tokens, %d characters. %s",
+                    *(log.node_id, self.log.conversation_id, self.log.run_id, len(log.token_ids), len(log.text), problem),
+                )
 
     def _status(self, *, interrupted: bool) -> RunStatus:
         if self._failure is not None:

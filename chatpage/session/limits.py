@@ -22,19 +22,23 @@ MAX_DRAWN_SEED = 2**53 - 1  # a browser keeps it exactly
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Per user.
+    """Per user, and for all users together.
 
     Args:
         max_running_runs: Runs that compute at once; more wait.
         max_queued_runs: Runs that wait; more are refused with `OverloadedError`.
         max_samples: Most samples of one run.
         max_tokens: Most tokens of one sample; None: as many as fit the context.
+        server_running_runs: Runs of all users that compute at once; more wait.
+        server_queued_runs: Runs of all users that wait; more are refused with `OverloadedError`.
     """
 
     max_running_runs: int = 8
     max_queued_runs: int = 32
     max_samples: int = MAX_SAMPLES
     max_tokens: int | None = None
+    server_running_runs: int = 64
+    server_queued_runs: int = 128
 
     def view(self) -> LimitsView:
         return LimitsView(

@@ -8,11 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from chatpage.errors import NotFoundError
+from chatpage.events import FinishReason
 from chatpage.runs import SampleLog
 from chatpage.server.protocol import RunDone, RunMessage, RunSnapshot
 from chatpage.server.views import ErrorView, SampleView, UsageView
 from chatpage.store import Store
-from chatpage.store.records import NewNode, Node, NodeId, Run, RunId, RunStatus, Sample, UserId, pack_tokens
+from chatpage.store.records import NewNode, Node, NodeId, NodeStatus, Run, RunId, RunStatus, Sample, UserId, pack_tokens
+
+_ENDED = {  # of samples that ended and that the store refuses to take for now
+    FinishReason.STOP: NodeStatus.COMPLETE,
+    FinishReason.LENGTH: NodeStatus.COMPLETE,
+    FinishReason.ABORT: NodeStatus.ABORTED,
+    FinishReason.ERROR: NodeStatus.ERROR,
+}
 
 
 def overlay(node: Node, live: Mapping[NodeId, SampleLog]) -> Node:
@@ -21,7 +29,10 @@ def overlay(node: Node, live: Mapping[NodeId, SampleLog]) -> Node:
     if log is None:
         return node
     token_ids = (*log.prefix_token_ids, *log.token_ids)
-    return replace(node, text=log.text, token_bytes=pack_tokens(token_ids))
+    written = replace(node, text=log.text, token_bytes=pack_tokens(token_ids))
+    if log.unsaved is None or log.done is None:
+        return written
+    return replace(written, status=_ENDED[FinishReason(log.done.finish_reason)], finish_reason=log.done.finish_reason)
 
 
 def unsaved(new: NewNode) -> Node:

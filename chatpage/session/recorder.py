@@ -1,7 +1,8 @@
 """Writes a run into the store while it goes on.
 
-Invariants: one batch of jobs at a time, so nothing overtakes anything; what could not be written stays due; a token is written
-only together with its text, so that a crash leaves text and tokens that belong together.
+Invariants: one batch of jobs at a time, so nothing overtakes anything; what could not be written stays due, and is tried again
+for as long as the process lives; a token is written only together with its text, so that a crash leaves text and tokens that
+belong together.
 
     tokens of a sample   [ written ........ | settled ........ | text held back .. ]
                          in the store         next batch         waits for its text, or for the end of the sample
@@ -10,18 +11,20 @@ only together with its text, so that a crash leaves text and tokens that belong 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from chatpage.errors import ConflictError, NotFoundError, StoreError
 from chatpage.runs import RunLog, SampleLog
-from chatpage.server.views import ErrorView
 from chatpage.session.prompts import Rendered
 from chatpage.store import Store
-from chatpage.store.records import NodeStatus, TreeChange
+from chatpage.store.nodes import NodeEnd
+from chatpage.store.records import NodeId, NodeStatus, TreeChange
 
-MAX_ATTEMPTS = 5  # to write the end of a run; then it ends as an error, and what is not written is lost
+MAX_ATTEMPTS = 5  # to write the end of a run before its readers hear that saving waits, and as many before the process ends
+LONGEST_PAUSE_S = 15.0  # between two attempts
+Close = Callable[[Mapping[NodeId, NodeEnd]], "Future[Any]"]  # queues the end of a run and of those of its nodes
 logger = logging.getLogger(__name__)
 
 
@@ -54,7 +57,9 @@ class Recorder:
         self._ends: dict[int, NodeStatus] = {}  # samples that ended and are not written as ended yet
         self._written = [(0, 0)] * len(log.samples)  # parts and tokens in the store
         self._wake = asyncio.Event()
-        self._is_closing = False
+        self._close: Close | None = None
+        self._hurry = asyncio.Event()  # the process ends: what does not succeed soon is given up
+        self._late: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -64,94 +69,129 @@ class Recorder:
         self._ends[sample] = status
         self._wake.set()
 
-    async def finish(self, *, discard: ErrorView | None) -> None:
-        """Write everything that is left.
-
-        Args:
-            discard: The run failed: the nodes that are left are taken back if they are empty, else end as errors.
-
-        Raises:
-            StoreError: After several attempts something is still not written.
-        """
-        assert self._task is not None
-        self._is_closing = True
+    def close(self, close: Close) -> None:
+        """From now on write everything that is left, and the end of the run with it, however long that takes."""
+        self._close = close
         self._wake.set()
+
+    async def wait_until_written_or_late(self) -> StoreError | None:
+        """Return what keeps the end of the run from being written, once it does so for a while; None: nothing."""
+        assert self._task is not None
+        either: set[asyncio.Future[Any]] = {self._task, self._late}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return None if self._task.done() else self._late.result()
+
+    async def wait(self) -> None:
+        """Return when everything is written. Raises `StoreError` if it was not, and `give_up` was called."""
+        assert self._task is not None
         await self._task
-        if discard is not None:
-            run_id, code, message = self._log.run_id, discard.code, discard.message
-            await self._commit(self._store.discard_run.submit(run_id, error_code=code, error_message=message))
+
+    def give_up(self) -> None:
+        """Try a few times more, at once, and then no more: the process ends."""
+        self._hurry.set()
+        self._wake.set()
 
     async def _record(self) -> None:
         attempts = 0
         while True:
-            if not self._is_closing and not self._ends:
+            if self._close is None and not self._ends:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._flush_s)
+                    async with asyncio.timeout(self._flush_s):
+                        await self._wake.wait()
             self._wake.clear()
-            closing = self._is_closing
+            close = self._close
             try:
-                await self._write()
+                if close is not None:
+                    await self._write_end(close)
+                    return
+                await self._write(self._log.samples)
                 attempts = 0
+            except (NotFoundError, ConflictError):  # purged on the way: there is no run to end any more
+                raise
             except StoreError as error:
                 attempts += 1
-                logger.warning("The run %s could not be stored, attempt %d: %s", self._log.run_id, attempts, error)
-                if closing and attempts >= MAX_ATTEMPTS:
-                    raise
-                await asyncio.sleep(min(self._flush_s, 0.1 * attempts))
-                continue
-            if closing and not self._ends:
-                return
+                await self._bear(error, attempts, is_last=close is not None and self._hurry.is_set())
 
-    async def _write(self) -> None:
-        """Queue what is new of every sample in one go; the store commits it together."""
-        jobs = [job for log in self._log.samples if (job := self._job(log)) is not None]
+    async def _bear(self, error: StoreError, attempts: int, *, is_last: bool) -> None:
+        """Wait for the next attempt, longer each time; raise if there is none."""
+        if attempts & (attempts - 1) == 0:  # the first, second, fourth, ...: a disk may stay full for hours
+            logger.warning("The run %s could not be stored, attempt %d: %s", self._log.run_id, attempts, error)
+        if is_last and attempts >= MAX_ATTEMPTS:
+            raise error
+        if attempts >= MAX_ATTEMPTS and self._close is not None and not self._late.done():
+            self._late.set_result(error)
+        quick = min(self._flush_s, 0.1 * attempts)
+        if attempts < MAX_ATTEMPTS or self._close is None:
+            await asyncio.sleep(quick)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), min(quick * 2 ** (attempts - MAX_ATTEMPTS), LONGEST_PAUSE_S))
+
+    async def _write(self, logs: Sequence[SampleLog]) -> None:
+        """Queue what is new of samples in one go; the store commits it together."""
+        jobs = [job for log in logs if (job := self._job(log)) is not None]
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    async def _write_end(self, close: Close) -> None:
+        """Write how the run and its samples ended, in one change: after a crash there are both or none."""
+        ended = [log for log in self._log.samples if log.sample in self._ends]
+        await self._write([log for log in self._log.samples if log.sample not in self._ends])
+        await self._commit(close({log.node_id: self._end_of(log) for log in ended}))
+        for log in ended:
+            self._note_end(log)
+
     def _job(self, log: SampleLog) -> Coroutine[Any, Any, None] | None:
-        parts, tokens = self._written[log.sample]
-        status = self._ends.get(log.sample)
-        text = "".join(log.parts[parts : log.num_settled_parts])
-        token_ids = log.token_ids[tokens : log.num_settled_tokens]
+        text, token_ids = self._news_of(log)
         mark = (log.num_settled_parts, log.num_settled_tokens)
-        if status is None:
-            if not text and not token_ids:
-                return None
-            submitted: Future[Any] = self._store.append_partial.submit(log.node_id, text, token_ids)
-            return self._settle(log, self._commit(submitted), mark)
-        done = log.done
-        assert done is not None
-        return self._settle(
-            log,
-            self._commit(
+        if log.sample in self._ends:
+            end = self._end_of(log)
+            return self._settle(
+                log,
                 self._store.finish_node.submit(
                     log.node_id,
-                    status,
-                    finish_reason=done.finish_reason,
+                    end.status,
+                    finish_reason=end.finish_reason,
+                    detail=end.detail,
                     text=text,
                     token_ids=token_ids,
-                    usage=done.usage.model_dump(),
-                    timing={"ttft_ms": done.ttft_ms, "tok_s": done.tok_s, "sum_logprob": done.sum_logprob},
-                )
-            ),
-            mark,
-            ended=True,
-        )
+                    usage=end.usage,
+                    timing=end.timing,
+                ),
+                mark,
+                ended=True,
+            )
+        if not text and not token_ids:
+            return None
+        return self._settle(log, self._store.append_partial.submit(log.node_id, text, token_ids), mark)
 
-    async def _settle(
-        self, log: SampleLog, written: Coroutine[Any, Any, None], mark: tuple[int, int], *, ended: bool = False
-    ) -> None:
+    def _news_of(self, log: SampleLog) -> tuple[str, list[int]]:
+        parts, tokens = self._written[log.sample]
+        return "".join(log.parts[parts : log.num_settled_parts]), log.token_ids[tokens : log.num_settled_tokens]
+
+    def _end_of(self, log: SampleLog) -> NodeEnd:
+        done = log.done
+        assert done is not None
+        text, token_ids = self._news_of(log)
+        timing = {"ttft_ms": done.ttft_ms, "tok_s": done.tok_s, "sum_logprob": done.sum_logprob}
+        status, usage = self._ends[log.sample], done.usage.model_dump()
+        return NodeEnd(status, done.finish_reason, done.detail or "", text, token_ids, usage, timing)
+
+    async def _settle(self, log: SampleLog, submitted: "Future[Any]", mark: tuple[int, int], *, ended: bool = False) -> None:
         try:
-            await written
+            await self._commit(submitted)
         except (NotFoundError, ConflictError) as error:  # purged on the way: there is nothing to write to any more
             logger.info("A message of the run %s is gone: %s", self._log.run_id, error)
         self._written[log.sample] = mark
         if ended:
-            del self._ends[log.sample]
-            log.stored.set()
-            self._on_stored(log, self.rendered)
+            self._note_end(log)
+
+    def _note_end(self, log: SampleLog) -> None:
+        del self._ends[log.sample]
+        log.note_stored()
+        self._on_stored(log, self.rendered)
 
     async def _commit(self, submitted: "Future[Any]") -> None:
         """Wait for a write; its changes are told in the order of commits, whoever is cancelled meanwhile."""

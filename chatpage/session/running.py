@@ -1,8 +1,8 @@
 """From a request to a run that goes on: check, store, drive.
 
 Invariants: a request that is refused has changed nothing; a run that was stored is driven to an end; the text of a node that is
-being written is read from its run, not from the store, which is a second behind. A message sent below a reply that is still
-being written is stored at once and answered when the reply is whole.
+being written is read from its run, not from the store, which is a second behind, or hours if its disk is full. A message sent
+below a reply that is still being written is stored at once and answered when the reply is whole.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from chatpage.chat_template import PLAIN_STOP
 from chatpage.engine.client import EngineClient
 from chatpage.engine.stats import PrefixCost
-from chatpage.errors import ChatpageError, ConflictError, EngineDeadError
+from chatpage.errors import ChatpageError, ConflictError, EngineDeadError, StoreFullError
 from chatpage.events import FinishReason
 from chatpage.runs import RunLog, RunLogs, SampleLog
 from chatpage.server.protocol import RunCreated
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_TITLE = 60
+MAX_UNSAVED_RUNS = 256  # that are kept in memory until the store takes them; with as many nothing more is begun
 logger = logging.getLogger(__name__)
 
 
@@ -94,6 +95,7 @@ class ConversationRuns(ConversationEdits):
         self.prompts = PromptMaker(tokenizer, engine.info)
         self._drivers: dict[RunId, RunDriver] = {}
         self._live: dict[NodeId, SampleLog] = {}
+        self._unsaved: set[RunId] = set()  # ended, but the store refuses to take them
         self.admission = Admission(limits)
         self.watchers: list[RunWatcher] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -133,7 +135,7 @@ class ConversationRuns(ConversationEdits):
             return
         if not log.ended.is_set():
             raise ConflictError(f"The reply {node_id} is still being written: stop it first, or wait.")
-        await log.stored.wait()
+        await log.wait_until_stored()
 
     async def _merge_params(self, user_id: UserId, conversation: Conversation, request: RunRequest) -> FullParams:
         stored = [("conversation", conversation.params)]
@@ -145,11 +147,13 @@ class ConversationRuns(ConversationEdits):
     # -- store -----------------------------------------------------------------------------------------------------
 
     async def _create_run(
-        self, user_id: UserId, request: RunRequest, expected_version: int | None, news: Sequence[NewNode] = ()
+        self, user_id: UserId, request: RunRequest, expected_version: int | None, news: Sequence[NewNode], client: str
     ) -> RunCreated:
         if not self.engine.is_alive:
             raise EngineDeadError("The engine is not running; it is started again in a moment: send the request again.")
-        ticket = self.admission.enter(user_id)
+        if len(self._unsaved) >= MAX_UNSAVED_RUNS:
+            raise StoreFullError(f"{MAX_UNSAVED_RUNS} replies wait to be saved: free space on the disk, and try again.")
+        ticket = self.admission.enter(user_id, client)
         is_driven = False
         try:
             prepared = await self._prepare(user_id, request, news)
@@ -276,13 +280,25 @@ class ConversationRuns(ConversationEdits):
         driver = RunDriver(self.engine, self.store, log, prepared.params.sampling, hooks, flush_s=self._flush_s)
         self._drivers[run.id] = driver
 
-        def when_done(status: RunStatus) -> None:
+        def when_ended(status: RunStatus) -> None:
             ticket.leave()
-            self._forget_run(log)
             for watcher in self.watchers:
                 watcher.run_ended(log, status)
 
-        driver.start(when_done)
+        def when_late() -> None:
+            self._unsaved.add(run.id)
+            when_ended(RunStatus.ERROR)
+
+        def when_done(status: RunStatus) -> None:
+            self._forget_run(log)
+            if run.id not in self._unsaved:
+                when_ended(status)
+                return
+            self._unsaved.remove(run.id)
+            if status is not RunStatus.ERROR:
+                logger.warning("The run %s is stored after all.", run.id)
+
+        driver.start(when_done, when_late)
         return log
 
     def _forget_sample(self, sample: SampleLog, rendered: Rendered | None) -> None:
@@ -295,7 +311,7 @@ class ConversationRuns(ConversationEdits):
     def _forget_run(self, log: RunLog) -> None:
         for sample in log.samples:  # those of a failed run were taken back and never stored
             self._forget_sample(sample, None)
-            sample.stored.set()
+            sample.note_stored()
         del self._drivers[log.run_id]
         self.logs.mark_ended(log.run_id)
 

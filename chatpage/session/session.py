@@ -47,6 +47,7 @@ class SessionCounts:
     num_live_runs: int
     num_followers: int  # of conversations
     num_kept_logs: int
+    num_unsaved_runs: int  # ended, but the store refuses to take them
 
 
 class Session(ConversationRuns):
@@ -103,6 +104,7 @@ class Session(ConversationRuns):
         *,
         expected_version: int | None = None,
         news: Sequence[NewNode] = (),
+        client: str = "",
     ) -> RunCreated:
         """Start a run and return once its nodes are stored; its events are in `follow`.
 
@@ -110,13 +112,14 @@ class Session(ConversationRuns):
 
         Args:
             news: Messages to be stored with it, in a line below the parent; the last of them, or the input, is answered.
+            client: As for `Admission.enter`.
 
         Raises:
             NotFoundError: No such conversation or message.
             ConflictError: The conversation is not at `expected_version`, or the reply to be continued is still being written.
             InvalidRequestError: The request does not fit the message it names, or a parameter is wrong.
             ContextLengthError: The prompt leaves no room for an answer.
-            OverloadedError: The user has too many runs waiting.
+            OverloadedError: The user, or all users together, have too many runs waiting.
             RestartingError: The server is ending.
             EngineDeadError: The engine is gone.
         """
@@ -127,7 +130,7 @@ class Session(ConversationRuns):
             return log.created
         if self.admission.is_closed:
             raise RestartingError
-        task = self._spawn(self._create_run(user_id, request, expected_version, news))
+        task = self._spawn(self._create_run(user_id, request, expected_version, news, client))
         if message_id is not None:
             self._starting[user_id, message_id] = task
             task.add_done_callback(lambda _: self._starting.pop((user_id, message_id)))
@@ -302,7 +305,8 @@ class Session(ConversationRuns):
     def counts(self) -> SessionCounts:
         """Count what goes on, without asking the engine."""
         return SessionCounts(
-            num_live_runs=len(self._drivers),
+            num_live_runs=len(self._drivers) - len(self._unsaved),
             num_followers=self.feeds.num_followers,
             num_kept_logs=len(self.logs),
+            num_unsaved_runs=len(self._unsaved),
         )

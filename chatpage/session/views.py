@@ -42,6 +42,7 @@ def node_view(node: Node) -> NodeView:
         usage=dict(node.usage),
         timing=dict(node.timing),
         extra=dict(node.extra),
+        detail=node.detail,
         is_kept=node.is_kept,
     )
 

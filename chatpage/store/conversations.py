@@ -32,6 +32,7 @@ from chatpage.store.rows import (
     dump_json,
     find_conversation,
     load_nodes,
+    load_path,
     load_shape,
     load_tree,
     point_at,
@@ -260,7 +261,7 @@ def get_path(
         NotFoundError: No such conversation, or it has no such message.
     """
     require_conversation(db, user_id, conversation_id)
-    tree = load_shape(db, conversation_id)
+    tree = load_shape(db, conversation_id) if leaf_id is None else load_path(db, conversation_id, leaf_id)
     leaf = leaf_id or tree.active_leaf()
     return () if leaf is None else load_nodes(db, tree.path(leaf), conversation_id)
 

@@ -40,6 +40,7 @@ T = TypeVar("T")
 NUM_READERS = 4
 MAX_JOBS_PER_COMMIT = 256
 BUSY_TIMEOUT_S = 10.0
+WRITER_CACHE_KIB = 16 * 2**10  # ids are random, so a write touches pages all over the indexes
 
 
 def database_path(data_dir: Path | None = None) -> Path:
@@ -119,6 +120,7 @@ class Database:
             db.execute("PRAGMA foreign_keys = ON")
             db.enable_wal()
             db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
             _check_not_newer(db, self.path)
             # Two processes that open a new file at once must not both create the tables.
             db.execute("BEGIN IMMEDIATE")

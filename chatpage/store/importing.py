@@ -258,12 +258,13 @@ def _insert_nodes(
 ) -> None:
     db.conn.executemany(
         "INSERT INTO nodes (id, owner_id, parent_id, created_at, role, status, finish_reason, model, params, usage, timing,"
-        " extra, text, token_ids) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        " extra, detail, text, token_ids) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
         (
             (
                 *(ids[node.key], user_id, None if parent_key is None else ids[parent_key], moments[node.key]),
                 *(str(node.role), str(node.status), node.finish_reason, node.model, dump_json(node.params)),
-                *(dump_json(node.usage), dump_json(node.timing), dump_json(node.extra), node.text, pack_tokens(node.token_ids)),
+                *(dump_json(node.usage), dump_json(node.timing), dump_json(node.extra), node.detail),
+                *(node.text, pack_tokens(node.token_ids)),
             )
             for node, parent_key in ((place.node, place.parent_key) for place in placed)
         ),

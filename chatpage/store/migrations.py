@@ -142,3 +142,8 @@ def logins(db: Database) -> None:
 @migrations()
 def kept_messages(db: Database) -> None:
     db.table("conversation_nodes").add_column("kept_at", int)
+
+
+@migrations()
+def reasons(db: Database) -> None:
+    db.table("nodes").add_column("detail", str)

@@ -10,6 +10,7 @@ the model itself ended the text.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlite_utils import Database
 
@@ -32,10 +33,11 @@ from chatpage.store.records import (
 )
 from chatpage.store.rows import (
     bump,
+    bump_known,
     dump_json,
-    find_conversation,
     has_children,
     load_nodes,
+    load_path,
     load_shape,
     point_at,
     require_conversation,
@@ -44,6 +46,19 @@ from chatpage.store.rows import (
 from chatpage.store.tree import Link, Tree
 
 MAX_TEXT = 16 * 2**20  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """How a streaming node ends. Fields as the arguments of `finish_node`."""
+
+    status: NodeStatus
+    finish_reason: str | None
+    detail: str
+    text: str
+    token_ids: Sequence[int]
+    usage: Json
+    timing: Json
 
 
 def add_node(
@@ -76,8 +91,8 @@ def add_siblings(
 ) -> TreeChange:
     """Add nodes beside each other below `parent_id` (None: roots) and show the first. Raises as `add_node` does."""
     conversation = require_conversation(db, user_id, conversation_id, expected_version=expected_version)
-    tree = load_shape(db, conversation_id)
-    node_ids = insert_siblings(db, conversation, parent_id, new, created_at=next_moment(tree, parent_id))
+    tree = load_path(db, conversation_id, parent_id)
+    node_ids = insert_siblings(db, conversation, parent_id, new, created_at=next_moment(db, conversation_id, tree, parent_id))
     choices = show(db, conversation_id, tree, parent_id, node_ids[:1])
     return TreeChange(bump(db, conversation), load_nodes(db, node_ids), choices=choices)
 
@@ -87,8 +102,8 @@ def add_line(
 ) -> TreeChange:
     """Add nodes, each below the one before it, the first below `parent_id`, and show them. Raises as `add_node` does."""
     conversation = require_conversation(db, user_id, conversation_id)
-    tree = load_shape(db, conversation_id)
-    node_ids = insert_line(db, conversation, parent_id, new, created_at=next_moment(tree, parent_id))
+    tree = load_path(db, conversation_id, parent_id)
+    node_ids = insert_line(db, conversation, parent_id, new, created_at=next_moment(db, conversation_id, tree, parent_id))
     choices = show(db, conversation_id, tree, parent_id, node_ids)
     return TreeChange(bump(db, conversation), load_nodes(db, node_ids), choices=choices)
 
@@ -104,19 +119,25 @@ def edit_node(
 ) -> TreeChange:
     """Put another version beside a node and show it. The original and all below it stay. Raises as `add_node` does."""
     require_conversation(db, user_id, conversation_id, expected_version=expected_version)
-    tree = load_shape(db, conversation_id)
+    tree = load_path(db, conversation_id, node_id)
     tree.path(node_id)  # the node must be there
     return add_siblings(db, user_id, conversation_id, tree.parents[node_id], [new])
 
 
-def next_moment(tree: Tree[Link], parent_id: NodeId | None) -> int:
+def next_moment(db: Database, conversation_id: ConversationId, tree: Tree[Link], parent_id: NodeId | None) -> int:
     """Return a time for a new child of a visible node (None: a new root) that puts it after the children there are.
 
     Not merely now: a clock set back must not put a new sibling before an old one.
     """
     if parent_id is not None and parent_id not in tree.nodes:
         raise NotFoundError(f"The conversation has no message {parent_id} to add to; it may have been deleted.")
-    return max([now(), *(tree.nodes[elder].created_at + 1 for elder in tree.children.get(parent_id, ()))])
+    if parent_id is not None:
+        found = db.execute("SELECT max(created_at) FROM nodes WHERE parent_id = ?", (parent_id,))
+    else:  # any message may stand at the root, if only because what was above it is gone
+        sql = "SELECT max(created_at) FROM conversation_nodes JOIN nodes ON id = node_id WHERE conversation_id = ?"
+        found = db.execute(sql, (conversation_id,))
+    (latest,) = found.fetchone()
+    return max(now(), (latest or 0) + 1)
 
 
 def insert_siblings(
@@ -197,6 +218,7 @@ def finish_node(
     status: NodeStatus,
     *,
     finish_reason: str | None = None,
+    detail: str = "",
     text: str = "",
     token_ids: Sequence[int] = (),
     usage: Json = NO_JSON,
@@ -209,6 +231,7 @@ def finish_node(
     Args:
         status: Anything but `STREAMING`.
         finish_reason: Why the engine ended.
+        detail: The same in words, where there is more to say.
         text: What `append_partial` was not given yet.
         token_ids: The tokens of `text`, [num_new_tokens].
         usage: Token counts.
@@ -219,14 +242,22 @@ def finish_node(
         ConflictError: The node has ended already.
         InvalidRequestError: A value cannot be stored.
     """
-    if status is NodeStatus.STREAMING:
-        raise InvalidRequestError("A message cannot end as 'streaming'.")
-    _append(db, _require_streaming(db, node_id), text, token_ids)
-    db.execute(
-        "UPDATE nodes SET status = ?, finish_reason = ?, usage = ?, timing = ? WHERE id = ?",
-        (str(status), finish_reason, dump_json(usage), dump_json(timing), node_id),
-    )
+    end_node(db, node_id, NodeEnd(status, finish_reason, detail, text, token_ids, usage, timing))
     return bump_all_with(db, node_id)
+
+
+def end_node(db: Database, node_id: NodeId, end: NodeEnd) -> None:
+    """As `finish_node`, without telling any conversation."""
+    if end.status is NodeStatus.STREAMING:
+        raise InvalidRequestError("A message cannot end as 'streaming'.")
+    _append(db, _require_streaming(db, node_id), end.text, end.token_ids)
+    db.execute(
+        "UPDATE nodes SET status = ?, finish_reason = ?, detail = ?, usage = ?, timing = ? WHERE id = ?",
+        (
+            *(str(end.status), end.finish_reason, clean_text(end.detail) or None),
+            *(dump_json(end.usage), dump_json(end.timing), node_id),
+        ),
+    )
 
 
 def reopen_node(
@@ -245,7 +276,7 @@ def reopen_node(
             conversation is not at `expected_version`.
     """
     require_conversation(db, user_id, conversation_id, expected_version=expected_version)
-    load_shape(db, conversation_id).path(node_id)
+    load_path(db, conversation_id, node_id).path(node_id)
     (node,) = load_nodes(db, [node_id])
     if not can_reopen(db, node):
         raise ConflictError(
@@ -272,7 +303,7 @@ def choose_node(
 ) -> TreeChange:
     """Show the branch that holds a node; below the node, what was shown there last. Raises as `add_node` does."""
     conversation = require_conversation(db, user_id, conversation_id, expected_version=expected_version)
-    choices = show(db, conversation_id, load_shape(db, conversation_id), node_id)
+    choices = show(db, conversation_id, load_path(db, conversation_id, node_id), node_id)
     return TreeChange(bump(db, conversation) if choices else conversation, choices=choices)
 
 
@@ -317,7 +348,7 @@ def restore_node(db: Database, user_id: UserId, conversation_id: ConversationId,
 def keep_node(db: Database, user_id: UserId, conversation_id: ConversationId, node_id: NodeId, *, is_kept: bool) -> TreeChange:
     """Mark a node in this conversation, or take the mark away. Raises as `add_node` does."""
     conversation = require_conversation(db, user_id, conversation_id)
-    load_shape(db, conversation_id).path(node_id)
+    load_path(db, conversation_id, node_id).path(node_id)
     (node,) = load_nodes(db, [node_id], conversation_id)
     if node.is_kept == is_kept:
         return TreeChange(conversation)
@@ -332,24 +363,26 @@ def recover_interrupted(db: Database) -> tuple[NodeId, ...]:
     """Mark what streamed when the last process ended as interrupted, nodes and runs. Not while another process streams."""
     left = [NodeId(row[0]) for row in db.execute("SELECT id FROM nodes WHERE status = 'streaming'").fetchall()]
     for node_id in left:
-        db.execute("UPDATE nodes SET status = 'interrupted' WHERE id = ?", (node_id,))
+        db.execute("UPDATE nodes SET status = 'interrupted', detail = NULL WHERE id = ?", (node_id,))
         bump_all_with(db, node_id)
     db.execute("UPDATE runs SET status = 'interrupted', finished_at = ? WHERE status = 'running'", (now(),))
     return tuple(left)
 
 
-def bump_all_with(db: Database, node_id: NodeId) -> tuple[TreeChange, ...]:
-    """Raise the version of every conversation that points at a node."""
-    owners = db.execute(
-        "SELECT c.owner_id, c.id FROM conversation_nodes m JOIN conversations c ON c.id = m.conversation_id"
-        " WHERE m.node_id = ?",
-        (node_id,),
-    ).fetchall()
-    found = [find_conversation(db, owner_id, conversation_id) for owner_id, conversation_id in owners]
+def bump_all_with(db: Database, *node_ids: NodeId) -> tuple[TreeChange, ...]:
+    """Raise, once, the version of every conversation that points at one of the nodes."""
+    pointed_at: dict[tuple[UserId, ConversationId], list[NodeId]] = {}
+    for node_id in node_ids:
+        owners = db.execute(
+            "SELECT c.owner_id, c.id FROM conversation_nodes m JOIN conversations c ON c.id = m.conversation_id"
+            " WHERE m.node_id = ?",
+            (node_id,),
+        )
+        for key in owners.fetchall():
+            pointed_at.setdefault(key, []).append(node_id)
     return tuple(
-        TreeChange(bump(db, conversation), load_nodes(db, [node_id], conversation.id))
-        for conversation in found
-        if conversation is not None
+        TreeChange(bump_known(db, owner_id, conversation_id), load_nodes(db, found, conversation_id))
+        for (owner_id, conversation_id), found in pointed_at.items()
     )
 
 

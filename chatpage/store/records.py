@@ -128,6 +128,7 @@ class Node:
     usage: Json = field(default_factory=dict)
     timing: Json = field(default_factory=dict)
     extra: Json = field(default_factory=dict)  # what only the origin of the node understands, such as a speaker's name
+    detail: str | None = None  # why it ended early, for people
     is_kept: bool = False  # marked by its user, in the conversation it was read from
 
     @property

@@ -28,12 +28,13 @@ NODE_COLUMNS = ", ".join(
     "n." + name
     for name in (
         *("id", "parent_id", "role", "text", "token_ids", "status", "created_at", "finish_reason", "model"),
-        *("params", "usage", "timing", "extra"),
+        *("params", "usage", "timing", "extra", "detail"),
     )
 )
 CONVERSATION_COLUMNS = """c.id, c.owner_id, c.title, c.version, c.created_at, c.updated_at, c.pinned,
     (SELECT json_group_array(name) FROM (SELECT name FROM tags WHERE conversation_id = c.id ORDER BY name)),
     c.params, c.preset_id, c.forked_from, c.source, c.deleted_at"""
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 ROOT = ""  # in node_choice, the parent of roots: a key column cannot be NULL
 
 
@@ -46,7 +47,7 @@ def dump_json(value: Json) -> str:
     if not value:
         return "{}"
     try:
-        return json.dumps(dict(value), allow_nan=False, separators=(",", ":"))
+        return _encode(dict(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"These values cannot be stored as JSON: {error}.") from error
 
@@ -61,10 +62,10 @@ def load_json(text: str | None) -> Json:
 def node_from_row(row: Sequence[Any]) -> Node:
     """Make a node from a row of `NODE_COLUMNS` and whether it is kept."""
     node_id, parent_id, role, text, token_ids, status, created_at, finish_reason, model, params, *rest = row
-    usage, timing, extra, is_kept = rest
+    usage, timing, extra, detail, is_kept = rest
     return Node(
         *(node_id, parent_id, Role(role), text, token_ids, NodeStatus(status), created_at, finish_reason, model),
-        *(load_json(params), load_json(usage), load_json(timing), load_json(extra), bool(is_kept)),
+        *(load_json(params), load_json(usage), load_json(timing), load_json(extra), detail, bool(is_kept)),
     )
 
 
@@ -108,8 +109,13 @@ def require_conversation(
 
 def bump(db: Database, conversation: Conversation) -> Conversation:
     """Raise the version by one and return the conversation as it is now."""
-    db.execute("UPDATE conversations SET version = version + 1, updated_at = ? WHERE id = ?", (now(), conversation.id))
-    changed = find_conversation(db, conversation.owner_id, conversation.id)
+    return bump_known(db, conversation.owner_id, conversation.id)
+
+
+def bump_known(db: Database, owner_id: UserId, conversation_id: ConversationId) -> Conversation:
+    """As `bump`, of a conversation that is there, a deleted one too."""
+    db.execute("UPDATE conversations SET version = version + 1, updated_at = ? WHERE id = ?", (now(), conversation_id))
+    changed = find_conversation(db, owner_id, conversation_id)
     assert changed is not None
     return changed
 
@@ -135,6 +141,32 @@ def has_children(db: Database, node_id: NodeId) -> bool:
 def load_choices(db: Database, conversation_id: ConversationId) -> dict[NodeId | None, NodeId]:
     rows = db.execute("SELECT parent_id, child_id FROM node_choice WHERE conversation_id = ?", (conversation_id,))
     return {parent_id or None: child_id for parent_id, child_id in rows}
+
+
+def load_path(db: Database, conversation_id: ConversationId, leaf_id: NodeId | None) -> Tree[Link]:
+    """Read of the tree of a conversation the path to a node (None: no node) and what is chosen along it and below it.
+
+    Costs as much as the path is long. Other children are not in it; the path and its parents are those of the whole tree: of a
+    cycle all is above each of its nodes.
+    """
+    rows = db.execute(
+        "WITH RECURSIVE above (id, parent_id, created_at, deleted_at) AS ("
+        " SELECT n.id, n.parent_id, n.created_at, m.deleted_at FROM nodes n"
+        " JOIN conversation_nodes m ON m.node_id = n.id AND m.conversation_id = :conversation WHERE n.id = :leaf"
+        " UNION"  # not ALL: a cycle ends where it began
+        " SELECT n.id, n.parent_id, n.created_at, m.deleted_at FROM above JOIN nodes n ON n.id = above.parent_id"
+        " JOIN conversation_nodes m ON m.node_id = n.id AND m.conversation_id = :conversation"
+        ") SELECT * FROM above",
+        {"conversation": conversation_id, "leaf": leaf_id},
+    ).fetchall()
+    chosen = db.execute(
+        "SELECT parent_id, child_id FROM node_choice WHERE conversation_id = ?"
+        " AND parent_id IN (SELECT value FROM json_each(?))",
+        (conversation_id, json.dumps([ROOT, *(row[0] for row in rows)])),
+    )
+    choices = {parent_id or None: child_id for parent_id, child_id in chosen}
+    deleted = frozenset(row[0] for row in rows if row[3] is not None)
+    return build_tree([Link(*row[:3]) for row in rows], choices, deleted)
 
 
 def load_shape(db: Database, conversation_id: ConversationId) -> Tree[Link]:

@@ -4,15 +4,17 @@ Invariant: a run and the nodes it will stream into are committed together, befor
 moment leaves nodes that can be found and continued. How a sample ended stands in its node and nowhere else.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from sqlite_utils import Database
 
 from chatpage.errors import ConflictError, InvalidRequestError, NotFoundError
 from chatpage.sampling_params import MAX_SAMPLES
-from chatpage.store.nodes import bump_all_with, can_reopen, insert_line, insert_siblings, next_moment
+from chatpage.store.nodes import NodeEnd, bump_all_with, can_reopen, end_node, insert_line, insert_siblings, next_moment
 from chatpage.store.purging import drop_unreferenced_nodes
 from chatpage.store.records import (
     NO_JSON,
@@ -31,6 +33,7 @@ from chatpage.store.records import (
     Sample,
     TreeChange,
     UserId,
+    clean_text,
     new_id,
     now,
 )
@@ -42,7 +45,7 @@ from chatpage.store.rows import (
     has_children,
     load_json,
     load_nodes,
-    load_shape,
+    load_path,
     require_conversation,
     save_choices,
     show,
@@ -51,6 +54,7 @@ from chatpage.store.tree import Link, Tree
 
 RUN_COLUMNS = """id, user_id, conversation_id, parent_id, kind, status, created_at, params, usage, client_msg_id, input_node_id,
     error_code, error_message, finished_at"""
+_NO_ENDS: Mapping[NodeId, NodeEnd] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def start_run(
     if not 1 <= n <= MAX_SAMPLES:
         raise InvalidRequestError(f"n is {n}; it must be between 1 and {MAX_SAMPLES}.")
     conversation = require_conversation(db, user_id, conversation_id, expected_version=expected_version)
-    tree = load_shape(db, conversation_id)
+    tree = load_path(db, conversation_id, parent_id)
     reply = NewNode(
         role=Role.ASSISTANT, text=text, token_ids=token_ids, status=NodeStatus.STREAMING, model=model, params=params
     )
@@ -127,51 +131,64 @@ def finish_run(
     run_id: RunId,
     status: RunStatus,
     *,
+    ends: Mapping[NodeId, NodeEnd] = _NO_ENDS,
     usage: Json = NO_JSON,
     sum_logprobs: Sequence[float | None] = (),
     error_code: str | None = None,
     error_message: str | None = None,
-) -> Run:
-    """Record how a run ended. Its nodes are ended one by one, by `finish_node`.
+) -> tuple[TreeChange, ...]:
+    """Record how a run ended, and return the change in each conversation that points at its nodes.
 
     Args:
+        ends: Those of its nodes that have not ended yet; one that is gone, or has ended, is passed over.
         sum_logprobs: Per sample, in order; may be left out.
 
     Raises:
         NotFoundError: No such run.
         ConflictError: It has ended already.
     """
-    _require_running(db, run_id)
     if status is RunStatus.RUNNING:
         raise InvalidRequestError("A run cannot end as 'running'.")
-    db.execute(
-        "UPDATE runs SET status = ?, usage = ?, error_code = ?, error_message = ?, finished_at = ? WHERE id = ?",
+    ended = db.execute(
+        "UPDATE runs SET status = ?, usage = ?, error_code = ?, error_message = ?, finished_at = ?"
+        " WHERE id = ? AND status = 'running'",
         (str(status), dump_json(usage), error_code, error_message, now(), run_id),
     )
+    if not ended.rowcount:
+        _require_running(db, run_id)  # it says why not
     db.conn.executemany(
         "UPDATE run_samples SET sum_logprob = ? WHERE run_id = ? AND sample = ?",
         [(logprob, run_id, sample) for sample, logprob in enumerate(sum_logprobs)],
     )
-    return _require_run(db, run_id)
+    return _end_nodes(db, ends)
 
 
-def discard_run(db: Database, run_id: RunId, *, error_code: str, error_message: str) -> tuple[TreeChange, ...]:
+def discard_run(
+    db: Database, run_id: RunId, *, error_code: str, error_message: str, ends: Mapping[NodeId, NodeEnd] = _NO_ENDS
+) -> tuple[TreeChange, ...]:
     """Take back the nodes of a run that failed before it generated anything, so that it leaves no empty reply behind.
 
-    A sample that has text of its own, or something below it, stays and ends as `ERROR`. The user's message stays. What was
-    shown before the run is shown again.
+    A sample that has text of its own, or something below it, stays and ends as `ERROR`. The user's message stays, and says why
+    if it is left without an answer. What was shown before the run is shown again.
+
+    Args:
+        ends: As of `finish_run`, of samples that ended before it failed.
 
     Raises:
         NotFoundError: No such run.
         ConflictError: It has ended already.
     """
     run = _require_running(db, run_id)
-    changes = [change for sample in run.samples for change in _take_back(db, run, sample)]
+    changes = list(_end_nodes(db, ends))
+    changes += [change for sample in run.samples for change in _take_back(db, run, sample, error_message)]
     conversation = find_conversation(db, run.user_id, run.conversation_id)
     (previous,) = db.execute("SELECT previous_choice FROM runs WHERE id = ?", (run_id,)).fetchone()
     if previous is not None and conversation is not None and any(change.removed for change in changes):
         save_choices(db, run.conversation_id, {run.parent_id: previous})
         changes.append(TreeChange(bump(db, conversation), choices={run.parent_id: previous}))
+    if run.parent_id is not None and not has_children(db, run.parent_id):
+        _say_why_unanswered(db, run.parent_id, clean_text(error_message))
+        changes.extend(bump_all_with(db, run.parent_id))
     finish_run(db, run_id, RunStatus.ERROR, error_code=error_code, error_message=error_message)
     return tuple(changes)
 
@@ -222,7 +239,9 @@ def _start_beside(
 ) -> StartedRun:
     """Add the new messages in a line, and the replies beside each other below it, or below `run.parent_id`."""
     above = run.parent_id
-    moment = next_moment(tree, above)
+    moment = next_moment(db, conversation.id, tree, above)
+    if above is not None:
+        _say_why_unanswered(db, above, None)
     new_ids = insert_line(db, conversation, above, (*news, *(() if input is None else (input,))), created_at=moment)
     if new_ids:
         run = replace(run, parent_id=new_ids[-1], input_node_id=None if input is None else new_ids[-1])
@@ -235,6 +254,13 @@ def _start_beside(
     choices = show(db, conversation.id, tree, above, (*new_ids, node_ids[0]))
     change = TreeChange(bump(db, conversation), load_nodes(db, (*new_ids, *node_ids)), choices=choices)
     return StartedRun(run, (change,), is_new=True)
+
+
+def _end_nodes(db: Database, ends: Mapping[NodeId, NodeEnd]) -> tuple[TreeChange, ...]:
+    for node_id, end in ends.items():
+        with contextlib.suppress(NotFoundError, ConflictError):
+            end_node(db, node_id, end)
+    return bump_all_with(db, *ends)
 
 
 def _insert_run(
@@ -254,7 +280,11 @@ def _insert_run(
     )
 
 
-def _take_back(db: Database, run: Run, sample: Sample) -> tuple[TreeChange, ...]:
+def _say_why_unanswered(db: Database, node_id: NodeId, reason: str | None) -> None:
+    db.execute("UPDATE nodes SET detail = ? WHERE id = ? AND role = 'user'", (reason, node_id))
+
+
+def _take_back(db: Database, run: Run, sample: Sample, reason: str) -> tuple[TreeChange, ...]:
     found = load_nodes(db, [sample.node_id])
     if not found or found[0].status is not NodeStatus.STREAMING:
         return ()
@@ -265,6 +295,8 @@ def _take_back(db: Database, run: Run, sample: Sample) -> tuple[TreeChange, ...]
     if has_grown or previous_status is not None or has_children(db, sample.node_id):
         status = NodeStatus.ERROR if has_grown or previous_status is None else previous_status
         db.execute("UPDATE nodes SET status = ? WHERE id = ?", (str(status), sample.node_id))
+        if status is NodeStatus.ERROR:
+            db.execute("UPDATE nodes SET detail = ? WHERE id = ?", (clean_text(reason), sample.node_id))
         return bump_all_with(db, sample.node_id)
     changes = bump_all_with(db, sample.node_id)
     db.execute("DELETE FROM conversation_nodes WHERE node_id = ?", (sample.node_id,))
@@ -274,16 +306,11 @@ def _take_back(db: Database, run: Run, sample: Sample) -> tuple[TreeChange, ...]
 
 
 def _require_running(db: Database, run_id: RunId) -> Run:
-    run = _require_run(db, run_id)
-    if run.status is not RunStatus.RUNNING:
-        raise ConflictError(f"The run {run_id} has ended already: it is {run.status}.")
-    return run
-
-
-def _require_run(db: Database, run_id: RunId) -> Run:
     run = _find_run(db, "id = ?", run_id)
     if run is None:
         raise NotFoundError(f"There is no run {run_id}; it may have been purged.")
+    if run.status is not RunStatus.RUNNING:
+        raise ConflictError(f"The run {run_id} has ended already: it is {run.status}.")
     return run
 
 

@@ -206,7 +206,7 @@ def test_a_body_that_is_too_large_is_refused_however_it_is_sent(http: httpx.Clie
 
 
 def test_health_and_readiness_and_both_descriptions_are_served(http: httpx.Client) -> None:
-    assert http.get("/health").json() == {"status": "ok", "engine": "ready"}
+    assert http.get("/health").json() == {"status": "ok", "engine": "ready", "saving": "ok"}
     assert http.get("/ready").json() == {"status": "ready"}
     assert "/api/runs" in http.get("/openapi.json").json()["paths"]
     assert http.get("/asyncapi.yaml").text.startswith("asyncapi: 3.0.0")

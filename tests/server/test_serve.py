@@ -76,7 +76,7 @@ async def _kill_engine_while_it_streams(url: str, pid: int) -> tuple[str, str]:
         for child in _children(pid):
             os.kill(child, signal.SIGKILL)
         assert (await wire.until(RunDone)).status == "interrupted"
-        assert (await http.get(f"{url}/health")).json() == {"status": "degraded", "engine": "starting"}
+        assert (await http.get(f"{url}/health")).json() == {"status": "degraded", "engine": "starting", "saving": "ok"}
         deadline = time.monotonic() + LOAD_S
         while (await http.get(f"{url}/ready")).status_code != 200:
             assert time.monotonic() < deadline, "the engine did not come back"
@@ -128,6 +128,7 @@ def test_every_flag_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("chatpage.server.serve.serve", serve)
     flags = "--max-running-runs 2 --max-queued-runs 3 --max-samples 4 --max-tokens 5 --require-login --secure-cookies"
+    flags += " --server-running-runs 6 --server-queued-runs 7"
     logs = "--log-format json --log-level error --log-text"
     names = "--host ::1 --port 1 --allowed-host a --allowed-host b --allowed-origin https://c"
     result = CliRunner().invoke(app, ["serve", *f"{flags} {logs} {names}".split(), "--data", str(tmp_path)])
@@ -141,7 +142,14 @@ def test_every_flag_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             allowed_origins=("https://c",),
             require_login=True,
             secure_cookies=True,
-            limits=SessionLimits(max_running_runs=2, max_queued_runs=3, max_samples=4, max_tokens=5),
+            limits=SessionLimits(
+                max_running_runs=2,
+                max_queued_runs=3,
+                max_samples=4,
+                max_tokens=5,
+                server_running_runs=6,
+                server_queued_runs=7,
+            ),
             logs=LogSettings(format=LogFormat.JSON, level=LogLevel.ERROR, with_text=True),
         )
     ]

@@ -1,4 +1,4 @@
-"""Places of users: so many compute, so many wait, the next is refused; what leaves leaves nothing."""
+"""Places of users: so many compute, so many wait, the next is told when to come again; what leaves leaves nothing."""
 
 import asyncio
 
@@ -28,6 +28,51 @@ def test_users_do_not_take_each_others_places() -> None:
         assert (admission.num_tickets(LOCAL_USER), admission.num_users) == (1, 2)
         second.leave()
         other.leave()
+        assert admission.num_users == 0
+
+    asyncio.run(test())
+
+
+def test_all_users_together_have_so_many_places_too() -> None:
+    """A hundred users within their own limits were a queue without end: each of them waited for all others."""
+
+    async def test() -> None:
+        admission = Admission(SessionLimits(server_running_runs=1, server_queued_runs=1))
+        first, second = admission.enter(LOCAL_USER), admission.enter(ANN)
+        with pytest.raises(OverloadedError, match="The server is busy: 2 runs of its users") as caught:
+            admission.enter(UserId("bob"))
+        assert caught.value.retry_after_s > 0
+        await first.wait()
+        waiting = asyncio.create_task(second.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        first.leave()
+        await waiting
+        second.leave()
+        assert (admission.num_users, admission.num_refused) == (0, 1)
+        bob = admission.enter(UserId("bob"))
+        await bob.wait()
+        bob.leave()
+        assert admission.num_users == 0
+
+    asyncio.run(test())
+
+
+def test_a_turn_that_is_not_waited_for_gives_back_the_half_it_has() -> None:
+    async def test() -> None:
+        admission = Admission(SessionLimits(max_running_runs=1, server_running_runs=1))
+        first, second = admission.enter(LOCAL_USER), admission.enter(ANN)
+        await first.wait()
+        waiting = asyncio.create_task(second.wait())  # it has the turn of its user, not yet one of the server
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        second.leave()
+        first.leave()
+        for user in (LOCAL_USER, ANN):
+            ticket = admission.enter(user)
+            await asyncio.wait_for(ticket.wait(), 1)
+            ticket.leave()
         assert admission.num_users == 0
 
     asyncio.run(test())

@@ -22,6 +22,21 @@ async def stop(desk: Desk, run_id: str, sample: int | None = None) -> None:
     await desk.session.cancel_run(LOCAL_USER, RunId(run_id), sample)
 
 
+# -- ended ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_and_its_samples_end_in_one_change_of_the_conversation(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        chat = await desk.conversation(title="Named")
+        run = await desk.ask(chat, n=3)
+        copy = await desk.read(run)
+        assert copy.end is not None
+        assert copy.end.status is RunStatus.COMPLETE
+        assert (await desk.store.get_conversation.aio(LOCAL_USER, chat.id)).version == chat.version + 2
+
+    with_desk(tmp_path, test)
+
+
 # -- stopped -------------------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +220,7 @@ def test_a_run_that_fails_on_the_way_keeps_what_it_said(tmp_path: Path, monkeypa
         for i, node_id in enumerate(run.node_ids):
             node = await desk.node(chat, node_id)
             assert (node.status, node.text) == (NodeStatus.ERROR, copy.texts[i])
+            assert "a kernel refused" in (node.detail or "")
             assert node.num_tokens == 5
         more = await desk.again(RunKind.CONTINUE, chat, run.node_ids[1])
         await desk.read(more)
@@ -237,6 +253,7 @@ def test_when_the_engine_dies_replies_are_interrupted_and_nothing_more_is_accept
                 assert copy.end.error.retryable
                 before = await desk.nodes(chat)
                 assert (before[-1].status, before[-1].text) == (NodeStatus.INTERRUPTED, copy.texts[0])
+                assert before[-1].detail == copy.end.error.message
                 with pytest.raises(EngineDeadError):
                     await desk.ask(chat, "Anybody?")
                 assert await desk.nodes(chat) == before

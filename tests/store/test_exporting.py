@@ -39,6 +39,8 @@ def branched(store: Store) -> Conversation:
     question = add(store, made, system, "What is `</script>`?\n\n- a\n- b")
     first = add(store, made, question, assistant("first", token_ids=[1, 2, 3]))
     add(store, made, question, assistant("second", token_ids=[4], status=NodeStatus.ABORTED))
+    failed = add(store, made, question, assistant("third", status=NodeStatus.STREAMING))
+    store.finish_node(failed, NodeStatus.ERROR, finish_reason="error", detail="a kernel refused")
     store.delete_node(LOCAL_USER, made.id, add(store, made, question, assistant("deleted")))
     follow = add(store, made, first, user("next"))
     streamed = add(

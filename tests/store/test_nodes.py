@@ -177,6 +177,16 @@ def test_siblings_keep_their_order_when_the_clock_is_set_back(
     assert [tree.nodes[node_id].text for node_id in tree.siblings(first)] == ["first", "second", "third"]
 
 
+def test_siblings_below_a_message_keep_their_order_when_the_clock_is_set_back(
+    store: Store, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = add(store, conversation, None, "root")
+    first = add(store, conversation, root, "first")
+    monkeypatch.setattr(nodes_module, "now", lambda: 1000)
+    second = add(store, conversation, root, "second")
+    assert tree_of(store, conversation.id).siblings(first) == (first, second)
+
+
 def test_the_chosen_sibling_survives_a_restart(store: Store, conversation: Conversation) -> None:
     root = add(store, conversation, None, "root")
     first = add(store, conversation, root, "first")

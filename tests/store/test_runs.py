@@ -1,9 +1,14 @@
 """Runs: recorded with their nodes before the first token, started once, and taken back when they come to nothing."""
 
+import itertools
+
 import pytest
+import sqlite_utils
 
 from chatpage.errors import ConflictError, InvalidRequestError, NotFoundError
 from chatpage.store import LOCAL_USER, Conversation, NewNode, NodeId, NodeStatus, Role, RunKind, RunStatus, Store
+from chatpage.store import runs as runs_module
+from chatpage.store.nodes import NodeEnd
 from tests.store.helpers import add, assistant, shown, tree_of, user
 
 
@@ -112,7 +117,8 @@ def test_a_run_that_cannot_start_leaves_nothing_behind(store: Store, conversatio
 
 def test_a_run_ends_once(store: Store, conversation: Conversation) -> None:
     run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=2).run
-    ended = store.finish_run(run.id, RunStatus.COMPLETE, usage={"prompt_tokens": 3}, sum_logprobs=[-1.5, None])
+    store.finish_run(run.id, RunStatus.COMPLETE, usage={"prompt_tokens": 3}, sum_logprobs=[-1.5, None])
+    ended = store.get_run(LOCAL_USER, run.id)
     assert (ended.status, ended.usage) == (RunStatus.COMPLETE, {"prompt_tokens": 3})
     assert [sample.sum_logprob for sample in ended.samples] == [-1.5, None]
     assert ended.finished_at is not None
@@ -120,6 +126,67 @@ def test_a_run_ends_once(store: Store, conversation: Conversation) -> None:
         store.finish_run(run.id, RunStatus.ERROR)
     with pytest.raises(NotFoundError, match="There is no run gone"):
         store.finish_run(type(run.id)("gone"), RunStatus.ERROR)
+
+
+def end_of(status: NodeStatus, text: str = "") -> NodeEnd:
+    return NodeEnd(status, finish_reason="stop", detail="", text=text, token_ids=[7], usage={}, timing={})
+
+
+def test_a_run_and_its_replies_end_in_one_change(store: Store, conversation: Conversation) -> None:
+    """Each reply raised the version by one, and was a commit of its own: stopping 64 samples told followers 64 times."""
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=3).run
+    fork = store.fork_conversation(LOCAL_USER, conversation.id, node_id=run.samples[1].node_id)
+    node_ids = [sample.node_id for sample in run.samples]
+    ends = {node_id: end_of(NodeStatus.COMPLETE, f"reply {i}") for i, node_id in enumerate(node_ids)}
+    changes = {change.conversation.id: change for change in store.finish_run(run.id, RunStatus.COMPLETE, ends=ends)}
+    assert [node.text for node in changes[conversation.id].nodes] == ["reply 0", "reply 1", "reply 2"]
+    assert {node.status for node in changes[conversation.id].nodes} == {NodeStatus.COMPLETE}
+    assert changes[conversation.id].conversation.version == 3
+    assert [node.id for node in changes[fork.id].nodes] == node_ids[1:2]
+    assert store.get_run(LOCAL_USER, run.id).status is RunStatus.COMPLETE
+
+
+def test_the_end_of_a_run_passes_over_replies_that_ended_before_or_are_gone(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=3).run
+    ended, gone, left = (sample.node_id for sample in run.samples)
+    store.finish_node(ended, NodeStatus.ABORTED, text="stopped")
+    store.delete_node(LOCAL_USER, conversation.id, gone)
+    store.purge_deleted(before=2**53)
+    ends = {node_id: end_of(NodeStatus.COMPLETE, "late") for node_id in (ended, gone, left)}
+    store.finish_run(run.id, RunStatus.COMPLETE, ends=ends)
+    tree = tree_of(store, conversation.id)
+    assert [(node.text, node.status) for node in tree.in_order()] == [
+        ("stopped", NodeStatus.ABORTED),
+        ("late", NodeStatus.COMPLETE),
+    ]
+
+
+def test_replies_that_ended_before_the_run_failed_are_not_taken_back(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, n=2).run
+    ended, empty = (sample.node_id for sample in run.samples)
+    store.discard_run(run.id, ends={ended: end_of(NodeStatus.COMPLETE)}, error_code="engine_step_failed", error_message="oops")
+    tree = tree_of(store, conversation.id)
+    assert empty not in tree.nodes
+    assert tree.nodes[ended].status is NodeStatus.COMPLETE
+
+
+def test_a_run_starts_as_fast_beside_many_branches_as_beside_few(store: Store, conversation: Conversation) -> None:
+    """Every start read the whole conversation: after 450 messages that was most of what a start cost."""
+    question = add(store, conversation, None, "question")
+
+    def instructions(db: sqlite_utils.Database) -> int:
+        seen = itertools.count()
+        db.conn.set_progress_handler(lambda: next(seen) and 0, 1)
+        runs_module.start_run(db, LOCAL_USER, conversation.id, question, kind=RunKind.REPLY, input=user("again"))
+        db.conn.set_progress_handler(None, 1)
+        return next(seen)
+
+    few = store.database.write(instructions).result()
+    for branch in range(20):
+        parent = add(store, conversation, question, f"branch {branch}")
+        for _ in range(10):
+            parent = add(store, conversation, parent, "and so on")
+    assert store.database.write(instructions).result() < few + 200 * 2
 
 
 def test_a_failed_regeneration_leaves_no_orphan_and_shows_what_was_shown(store: Store, conversation: Conversation) -> None:
@@ -146,12 +213,23 @@ def test_a_failed_reply_keeps_the_users_message(store: Store, conversation: Conv
     assert shown(store, conversation.id) == ["question"]
 
 
+def test_a_message_says_why_it_has_no_answer_until_it_is_asked_again(store: Store, conversation: Conversation) -> None:
+    """After a reload a question stood there alone, and nothing said that it had failed."""
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("question")).run
+    changes = store.discard_run(run.id, error_code="engine_dead", error_message="gone")
+    assert run.input_node_id is not None
+    assert changes[-1].nodes == (store.get_node(LOCAL_USER, conversation.id, run.input_node_id),)
+    assert changes[-1].nodes[0].detail == "gone"
+    store.start_run(LOCAL_USER, conversation.id, run.input_node_id, kind=RunKind.REGENERATE)
+    assert store.get_node(LOCAL_USER, conversation.id, run.input_node_id).detail is None
+
+
 def test_a_failed_continuation_leaves_the_reply_as_it_was(store: Store, conversation: Conversation) -> None:
     reply = add(store, conversation, None, assistant("cut", token_ids=[1], status=NodeStatus.ABORTED))
     run = store.start_run(LOCAL_USER, conversation.id, reply, kind=RunKind.CONTINUE).run
     store.discard_run(run.id, error_code="engine_dead", error_message="gone")
     node = store.get_node(LOCAL_USER, conversation.id, reply)
-    assert (node.text, node.status) == ("cut", NodeStatus.ABORTED)
+    assert (node.text, node.status, node.detail) == ("cut", NodeStatus.ABORTED, None)
 
 
 def test_discarding_keeps_what_was_generated_or_answered(store: Store, conversation: Conversation) -> None:
@@ -162,7 +240,7 @@ def test_discarding_keeps_what_was_generated_or_answered(store: Store, conversat
     store.discard_run(run.id, error_code="engine_step_failed", error_message="oops")
     tree = tree_of(store, conversation.id)
     assert tree.children[None] == (grown, answered)
-    assert {tree.nodes[grown].status, tree.nodes[answered].status} == {NodeStatus.ERROR}
+    assert {(tree.nodes[id].status, tree.nodes[id].detail) for id in (grown, answered)} == {(NodeStatus.ERROR, "oops")}
     assert empty not in tree.nodes
 
 

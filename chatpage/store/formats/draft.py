@@ -39,6 +39,7 @@ class DraftNode:
     usage: Json = field(default_factory=dict)
     timing: Json = field(default_factory=dict)
     extra: Json = field(default_factory=dict)
+    detail: str | None = None
     is_marked: bool = False  # by its user, to be kept
 
 

@@ -107,6 +107,7 @@ def _read_node(draft: Draft, node: Mapping[str, Any]) -> str:
             usage=as_map(node.get("usage")),
             timing=as_map(node.get("timing")),
             extra=as_map(node.get("extra")),
+            detail=as_text(node.get("detail")) or None,
             is_marked=node.get("kept") is True,
         )
     )
@@ -127,6 +128,7 @@ def _write_node(node: Node, parent_id: str | None) -> dict[str, Any]:
         "usage": dict(node.usage),
         "timing": dict(node.timing),
         "extra": dict(node.extra),
+        "detail": node.detail,
         "kept": node.is_kept,
         "created_at": node.created_at,
     }
