@@ -9,8 +9,9 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from websockets.exceptions import WebSocketException
 
@@ -88,7 +89,8 @@ class User:
         asked = time.monotonic()
         heard: Heard | None = None
         num_heard = 0
-        async with contextlib.aclosing(self.client.run(request)) as messages:
+        has_ended = False
+        async with contextlib.aclosing(self.client.run(request)) as messages, _Beside() as beside:
             async for message in messages:
                 if isinstance(message, RunCreated):
                     heard = self._created(message, request, asked)
@@ -96,15 +98,15 @@ class User:
                 assert heard is not None, "run.created comes first"
                 self.take(heard, message)
                 num_heard += 1
-                if isinstance(message, RunDone):
-                    return
-                if num_heard == stop_after:
+                has_ended = isinstance(message, RunDone)
+                if num_heard == stop_after and not has_ended:
                     self.around.counts["stops"] += 1
-                    await self.client.cancel(heard.created.run_id, self.chance.choice([None, 0]))
-                if num_heard == leave_after:
+                    beside.start(self.client.cancel(heard.created.run_id, self.chance.choice([None, 0])))
+                if num_heard == leave_after or has_ended:
                     break
         assert heard is not None
-        self.left.append(heard)
+        if not has_ended:
+            self.left.append(heard)
 
     async def resume(self, heard: Heard) -> None:
         """Listen to a run again, from where it was left or from the beginning."""
@@ -218,3 +220,25 @@ class User:
 
     def _find(self, kind: str, text: str) -> None:
         self.around.findings.add(Finding(kind, self.who, text))
+
+
+class _Beside:
+    """Lets something be asked while one goes on listening: a word counts as heard when it came, not when that was answered."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._task is None:
+            return
+        if kind is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        else:
+            await self._task
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(work)

@@ -5,7 +5,7 @@ reported, so every run can be repeated.
 """
 
 import json
-import secrets
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from chatpage.server.views import LimitsView, RunParams
 from chatpage.store.records import Json
 
 MAX_DRAWN_SEED = 2**53 - 1  # a browser keeps it exactly
+_seeds = random.Random()  # one of its own: whoever seeds the shared one must not repeat everybody's runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def merge_params(request: RunParams, stored: list[tuple[str, Json]], *, n: int, 
         merged = _known(place, params) | merged
     if (max_tokens := limits.checked_max_tokens(merged.get("max_tokens"))) is not None:
         merged["max_tokens"] = max_tokens
-    merged.setdefault("seed", secrets.randbelow(MAX_DRAWN_SEED + 1))
+    merged.setdefault("seed", _seeds.randint(0, MAX_DRAWN_SEED))
     stored_params = RunParams(**merged).model_dump(mode="json", exclude_none=True)
     variables = merged.pop("template_variables", {})
     return FullParams(SamplingParams(n=n, **merged), variables, stored_params)
@@ -102,6 +103,8 @@ def merge_params(request: RunParams, stored: list[tuple[str, Json]], *, n: int, 
 
 def _known(place: str, params: Json) -> dict[str, Any]:
     known = {name: value for name, value in params.items() if name in RunParams.model_fields}
+    if not known:
+        return {}
     try:
         return RunParams.model_validate_json(json.dumps(known)).model_dump(exclude_none=True)
     except ValidationError as error:

@@ -36,6 +36,7 @@ from chatpage.store.rows import (
     bump_known,
     dump_json,
     has_children,
+    load_json,
     load_nodes,
     load_path,
     load_shape,
@@ -92,9 +93,9 @@ def add_siblings(
     """Add nodes beside each other below `parent_id` (None: roots) and show the first. Raises as `add_node` does."""
     conversation = require_conversation(db, user_id, conversation_id, expected_version=expected_version)
     tree = load_path(db, conversation_id, parent_id)
-    node_ids = insert_siblings(db, conversation, parent_id, new, created_at=next_moment(db, conversation_id, tree, parent_id))
-    choices = show(db, conversation_id, tree, parent_id, node_ids[:1])
-    return TreeChange(bump(db, conversation), load_nodes(db, node_ids), choices=choices)
+    nodes = insert_siblings(db, conversation, parent_id, new, created_at=next_moment(db, conversation_id, tree, parent_id))
+    choices = show(db, conversation_id, tree, parent_id, [nodes[0].id])
+    return TreeChange(bump(db, conversation), nodes, choices=choices)
 
 
 def add_line(
@@ -103,9 +104,9 @@ def add_line(
     """Add nodes, each below the one before it, the first below `parent_id`, and show them. Raises as `add_node` does."""
     conversation = require_conversation(db, user_id, conversation_id)
     tree = load_path(db, conversation_id, parent_id)
-    node_ids = insert_line(db, conversation, parent_id, new, created_at=next_moment(db, conversation_id, tree, parent_id))
-    choices = show(db, conversation_id, tree, parent_id, node_ids)
-    return TreeChange(bump(db, conversation), load_nodes(db, node_ids), choices=choices)
+    nodes = insert_line(db, conversation, parent_id, new, created_at=next_moment(db, conversation_id, tree, parent_id))
+    choices = show(db, conversation_id, tree, parent_id, [node.id for node in nodes])
+    return TreeChange(bump(db, conversation), nodes, choices=choices)
 
 
 def edit_node(
@@ -142,42 +143,47 @@ def next_moment(db: Database, conversation_id: ConversationId, tree: Tree[Link],
 
 def insert_siblings(
     db: Database, conversation: Conversation, parent_id: NodeId | None, new: Sequence[NewNode], *, created_at: int
-) -> tuple[NodeId, ...]:
+) -> tuple[Node, ...]:
     """Insert nodes that the conversation points at, each a microsecond younger than the one before."""
     if not new:
         raise InvalidRequestError("No message was given to add.")
-    node_ids = tuple(NodeId(new_id()) for _ in new)
-    for offset, (node_id, node) in enumerate(zip(node_ids, new, strict=True)):
-        insert_node(db, conversation.owner_id, node, node_id=node_id, parent_id=parent_id, created_at=created_at + offset)
-    point_at(db, conversation.id, node_ids)
-    return node_ids
+    nodes = tuple(
+        insert_node(db, conversation.owner_id, node, parent_id=parent_id, created_at=created_at + offset)
+        for offset, node in enumerate(new)
+    )
+    point_at(db, conversation.id, [node.id for node in nodes])
+    return nodes
 
 
 def insert_line(
     db: Database, conversation: Conversation, parent_id: NodeId | None, new: Sequence[NewNode], *, created_at: int
-) -> tuple[NodeId, ...]:
+) -> tuple[Node, ...]:
     """Insert nodes, each below the one before it."""
-    node_ids: tuple[NodeId, ...] = ()
+    nodes: tuple[Node, ...] = ()
     for node in new:
-        above = node_ids[-1] if node_ids else parent_id
-        node_ids += insert_siblings(db, conversation, above, [node], created_at=created_at + len(node_ids))
-    return node_ids
+        above = nodes[-1].id if nodes else parent_id
+        nodes += insert_siblings(db, conversation, above, [node], created_at=created_at + len(nodes))
+    return nodes
 
 
-def insert_node(
-    db: Database, owner_id: UserId, node: NewNode, *, node_id: NodeId, parent_id: NodeId | None, created_at: int
-) -> None:
-    """Insert one row, unless there is one with this id."""
-    if len(node.text) > MAX_TEXT:
-        raise InvalidRequestError(f"The message has {len(node.text)} characters; at most {MAX_TEXT} are allowed.")
+def insert_node(db: Database, owner_id: UserId, new: NewNode, *, parent_id: NodeId | None, created_at: int) -> Node:
+    """Insert one row, and return what would be read from it."""
+    if len(new.text) > MAX_TEXT:
+        raise InvalidRequestError(f"The message has {len(new.text)} characters; at most {MAX_TEXT} are allowed.")
+    params, extra = dump_json(new.params), dump_json(new.extra)
+    node = Node(
+        *(NodeId(new_id()), parent_id, new.role, clean_text(new.text), pack_tokens(new.token_ids), new.status, created_at),
+        *(new.finish_reason, new.model, load_json(params), NO_JSON, NO_JSON, load_json(extra)),
+    )
     db.execute(
         "INSERT INTO nodes (id, owner_id, parent_id, role, text, token_ids, status, finish_reason, model, params, extra,"
-        " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+        " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(node_id, owner_id, parent_id, str(node.role), clean_text(node.text), pack_tokens(node.token_ids)),
-            *(str(node.status), node.finish_reason, node.model, dump_json(node.params), dump_json(node.extra), created_at),
+            *(node.id, owner_id, parent_id, str(node.role), node.text, node.token_bytes, str(node.status)),
+            *(node.finish_reason, node.model, params, extra, created_at),
         ),
     )
+    return node
 
 
 def get_node(db: Database, user_id: UserId, conversation_id: ConversationId, node_id: NodeId) -> Node:

@@ -242,17 +242,14 @@ def _start_beside(
     moment = next_moment(db, conversation.id, tree, above)
     if above is not None:
         _say_why_unanswered(db, above, None)
-    new_ids = insert_line(db, conversation, above, (*news, *(() if input is None else (input,))), created_at=moment)
-    if new_ids:
-        run = replace(run, parent_id=new_ids[-1], input_node_id=None if input is None else new_ids[-1])
-    node_ids = insert_siblings(db, conversation, run.parent_id, replies, created_at=moment + len(new_ids))
-    samples = (
-        Sample(i, node_id, len(reply.token_ids)) for i, (node_id, reply) in enumerate(zip(node_ids, replies, strict=True))
-    )
-    run = replace(run, samples=tuple(samples))
-    _insert_run(db, run, previous_choice=None if new_ids else tree.choices.get(above))
-    choices = show(db, conversation.id, tree, above, (*new_ids, node_ids[0]))
-    change = TreeChange(bump(db, conversation), load_nodes(db, (*new_ids, *node_ids)), choices=choices)
+    line = insert_line(db, conversation, above, (*news, *(() if input is None else (input,))), created_at=moment)
+    if line:
+        run = replace(run, parent_id=line[-1].id, input_node_id=None if input is None else line[-1].id)
+    nodes = insert_siblings(db, conversation, run.parent_id, replies, created_at=moment + len(line))
+    run = replace(run, samples=tuple(Sample(i, node.id, node.num_tokens) for i, node in enumerate(nodes)))
+    _insert_run(db, run, previous_choice=None if line else tree.choices.get(above))
+    choices = show(db, conversation.id, tree, above, [node.id for node in (*line, nodes[0])])
+    change = TreeChange(bump(db, conversation), (*line, *nodes), choices=choices)
     return StartedRun(run, (change,), is_new=True)
 
 

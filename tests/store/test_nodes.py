@@ -38,6 +38,20 @@ def test_all_that_is_said_about_a_node_comes_back(store: Store, conversation: Co
     assert (node.finish_reason, node.usage, node.timing) == ("length", {"completion_tokens": 2}, {"ttft_ms": 12.5})
 
 
+def test_what_is_told_of_a_new_node_is_what_is_read_of_it(store: Store, conversation: Conversation) -> None:
+    new = NewNode(
+        role=Role.ASSISTANT,
+        text="half a pair \ud800",
+        token_ids=[1, 2],
+        finish_reason="length",
+        model="smol",
+        params={"stop": ("a", "b")},
+        extra={"name": "Ada"},
+    )
+    (node,) = store.add_node(LOCAL_USER, conversation.id, None, new).nodes
+    assert node == store.get_node(LOCAL_USER, conversation.id, node.id)
+
+
 def test_partial_text_and_tokens_add_up_to_the_reply(store: Store, conversation: Conversation) -> None:
     node_id = add(store, conversation, None, STREAMING)
     store.append_partial(node_id, "Hel", [1, 2])

@@ -403,6 +403,7 @@ def test_a_fork_shares_its_messages_and_computes_nothing(visit: Visit) -> None:
 
 def test_a_cost_is_told_before_the_click_and_after(visit: Visit) -> None:
     visit.ask("Hello")
+    visit.settle()
     visit.messages.last.get_by_role("button", name="Regenerate", exact=True).hover()
     chip = visit.messages.last.locator(".cp-cost")
     expect(chip).to_contain_text("0 to compute")
