@@ -40,6 +40,7 @@ _FLUSH_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 _READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 _MIN_SECONDS = 2e-3  # a shorter run is repeated within a round: clocks are coarse
 _REST_S = 0.02  # until the threads of the contender before have fallen asleep
+_WARM_S = 0.02  # until those of the next one are awake, each on a core of its own: two that wake on one share it for milliseconds
 _Row = dict[str, Any]
 
 
@@ -213,8 +214,15 @@ def _race(contenders: Sequence[Contender], num_copies: int, *, rounds: int) -> l
     for _ in range(rounds):
         for contender, repeat, seconds in zip(contenders, repeats, times, strict=True):
             time.sleep(_REST_S)
+            _warm_up(contender)
             seconds.append(_seconds(lambda c=contender, n=repeat: [c.run(i) for i in range(n)]) / repeat)  # type: ignore[misc]
     return times
+
+
+def _warm_up(contender: Contender) -> None:
+    until = time.perf_counter() + _WARM_S
+    while time.perf_counter() < until:
+        contender.run(0)
 
 
 def _seconds(function: Callable[[], object]) -> float:
