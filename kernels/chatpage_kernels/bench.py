@@ -40,7 +40,7 @@ _FLUSH_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 _READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 _MIN_SECONDS = 2e-3  # a shorter run is repeated within a round: clocks are coarse
 _REST_S = 0.02  # until the threads of the contender before have fallen asleep
-_WARM_S = 0.02  # until those of the next one are awake, each on a core of its own: two that wake on one share it for milliseconds
+_WARM_S = 0.02  # until those of the next one are awake, each on a core of its own: two that wake on one share it for a while
 _Row = dict[str, Any]
 
 
