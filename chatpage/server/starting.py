@@ -77,7 +77,7 @@ class _Starting:
 
     def _answer(self, request: Request) -> Response:
         answers: dict[str, Callable[[], Response]] = {
-            "/health": lambda: JSONResponse({"status": "degraded", "engine": "starting"}),
+            "/health": lambda: JSONResponse({"status": "degraded", "engine": "starting", "saving": "ok"}),
             "/ready": lambda: JSONResponse({"status": "starting"}, 503),
         }
         if request.url.path in answers:

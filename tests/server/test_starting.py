@@ -74,7 +74,7 @@ def test_a_program_is_told_to_ask_again() -> None:
         assert (answer.json()["error"]["code"], answer.json()["error"]["retryable"]) == ("restarting", True)
         answer = await http.post(f"{url}/v1/chat/completions", json={})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "restarting")
-        assert (await http.get(f"{url}/health")).json() == {"status": "degraded", "engine": "starting"}
+        assert (await http.get(f"{url}/health")).json() == {"status": "degraded", "engine": "starting", "saving": "ok"}
         answer = await http.get(f"{url}/ready")
         assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
 
