@@ -38,7 +38,7 @@ from chatpage_kernels.plan import AttentionPlan, Tile
 
 _FLUSH_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 _READ_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
-_MIN_SECONDS = 2e-3  # a shorter run is repeated within a round: clocks are coarse
+_MIN_SECONDS = 20e-3  # a shorter run is repeated within a round: so that one interruption does not count much
 _REST_S = 0.02  # until the threads of the contender before have fallen asleep
 _WARM_S = 0.02  # until those of the next one are awake, each on a core of its own: two that wake on one share it for a while
 _Row = dict[str, Any]
@@ -106,13 +106,16 @@ class _Ceilings:
     def __init__(self, dtype: torch.dtype, device: torch.device, *, rounds: int, is_small: bool) -> None:
         self._rounds = rounds
         self._read_bytes, self._read = _reader(device, (1 << 20) if is_small else _READ_BYTES[device.type])
-        self._num_flops, self._multiply = _multiplier(dtype, device, is_small=is_small)
+        self._multiply = _multiplier(dtype, device, is_small=is_small)
         self._gb_s: list[float] = []
         self._tflop_s: list[float] = []
 
     def measure(self) -> None:
         self._gb_s += [self._read_bytes / _seconds(self._read) / 1e9 for _ in range(self._rounds)]
-        self._tflop_s += [self._num_flops / _seconds(self._multiply) / 1e12 for _ in range(self._rounds)]
+        for _ in range(self._rounds):
+            num_flops: list[float] = []
+            seconds = _seconds(lambda done=num_flops: done.append(self._multiply()))  # type: ignore[misc]
+            self._tflop_s.append(num_flops[0] / seconds / 1e12)
 
     @property
     def gb_s(self) -> float:
@@ -138,17 +141,22 @@ def _reader(device: torch.device, num_bytes: int) -> tuple[int, Callable[[], obj
     return 2 * num_bytes, lambda: target.copy_(data)
 
 
-def _multiplier(dtype: torch.dtype, device: torch.device, *, is_small: bool) -> tuple[float, Callable[[], object]]:
-    """Return (floating point operations, function that does them)."""
+def _multiplier(dtype: torch.dtype, device: torch.device, *, is_small: bool) -> Callable[[], float]:
+    """Return a function that multiplies and returns the floating point operations it did: as many as threads came to help."""
     library = _cpu_library(device)
     if library is not None:
         from chatpage_kernels.cpu.kernels import DTYPES
 
         rounds, threads = (1000 if is_small else 200_000), torch.get_num_threads()
-        return library.multiply(DTYPES[dtype], rounds, threads), lambda: library.multiply(DTYPES[dtype], rounds, threads)
+        return lambda: float(library.multiply(DTYPES[dtype], rounds, threads))
     size = 128 if is_small else (8192 if device.type == "cuda" else 1024)
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2.0 * size**3, lambda: left @ right
+
+    def multiply() -> float:
+        torch.mm(left, right)
+        return 2.0 * size**3
+
+    return multiply
 
 
 def _cpu_library(device: torch.device) -> Any:
@@ -209,13 +217,13 @@ def _check(contender: Contender, exact: torch.Tensor, limit: float) -> None:
 def _race(contenders: Sequence[Contender], num_copies: int, *, rounds: int) -> list[list[float]]:
     """Return seconds per run of each contender and round; a round goes through all caches, the contenders take turns."""
     repeats = [max(num_copies, int(_MIN_SECONDS / max(_seconds(lambda c=c: c.run(0)), 1e-9))) for c in contenders]  # type: ignore[misc]
-    repeats = [min(repeat, 256) for repeat in repeats]
+    repeats = [min(repeat, 512) for repeat in repeats]
     times: list[list[float]] = [[] for _ in contenders]
     for _ in range(rounds):
         for contender, repeat, seconds in zip(contenders, repeats, times, strict=True):
             time.sleep(_REST_S)
             _warm_up(contender)
-            seconds.append(_seconds(lambda c=contender, n=repeat: [c.run(i) for i in range(n)]) / repeat)  # type: ignore[misc]
+            seconds.append(_seconds(lambda c=contender, n=repeat: _run_through(c, n)) / repeat)  # type: ignore[misc]
     return times
 
 
@@ -223,6 +231,12 @@ def _warm_up(contender: Contender) -> None:
     until = time.perf_counter() + _WARM_S
     while time.perf_counter() < until:
         contender.run(0)
+
+
+def _run_through(contender: Contender, num_runs: int) -> None:
+    """Run so often, and drop every result at once as a model does: new memory each time costs more than small kernels."""
+    for i in range(num_runs):
+        contender.run(i)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -77,6 +77,39 @@ def test_nobody_waits_for_threads_that_do_not_come() -> None:
             process.join()
 
 
+WANDER = """
+import os, threading
+import chatpage_kernels.cpu.build as build
+
+build.wait()
+from tests.kernels.test_cpu_team import read_sum
+
+cores, there = sorted(os.sched_getaffinity(0))[:2], set(os.listdir("/proc/self/task"))
+
+def wander():
+    team = None
+    for i in range(400):
+        os.sched_setaffinity(0, {cores[i % 2]})
+        read_sum(2)
+        if team is None:
+            (team,) = set(os.listdir("/proc/self/task")) - there - {str(threading.get_native_id())}
+        elif os.sched_getaffinity(int(team)) == {cores[i % 2]}:
+            os._exit(3)
+
+caller = threading.Thread(target=wander)
+caller.start()
+caller.join()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_thread_never_waits_on_the_core_of_a_caller_that_moved_there() -> None:
+    """Sent away from the caller's first core, it may have had the second alone to run on, which the caller did not leave."""
+    best_kernels()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", WANDER], env=environment, timeout=120, check=False).returncode == 0
+
+
 def _spin() -> None:
     while True:
         pass

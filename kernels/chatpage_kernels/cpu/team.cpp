@@ -6,7 +6,8 @@
 // after closing it the caller knows for whom to wait: for those that joined, and nobody else.
 //
 // Linux likes to wake a thread on the core of who wakes it, where it does not run before that one rests, though the next core is
-// idle: decoding was a third slower. So a thread that was last seen on the caller's core is sent away from it.
+// idle: decoding was a third slower. So a thread that was last seen on the caller's core is sent away from it; and so is one that was
+// sent away and has not been seen since, if the caller is where it went: it could be waiting there for the caller to rest.
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -68,7 +69,8 @@ class Team {
 
  private:
   struct Place {
-    std::atomic<int> thread{0}, core{-1};
+    std::atomic<int> thread{0}, core{-1};  // of when it last joined; -1: not since it was sent away
+    int kept_off = -1;
   };
 
   void start(int num_wanted) {
@@ -95,9 +97,14 @@ class Team {
   void send_away_from_here() {
     const int here = this_core();
     for (int i = 0; i < places_ && here >= 0; ++i) {
-      if (places_of_[i].core.load(std::memory_order_relaxed) != here) continue;
-      keep_off(places_of_[i].thread.load(), here);
-      places_of_[i].core.store(-1, std::memory_order_relaxed);
+      Place& place = places_of_[i];
+      const int core = place.core.load(std::memory_order_relaxed);
+      if (core != here && (core >= 0 || place.kept_off == here)) continue;
+      const int thread = place.thread.load();
+      if (thread == 0) continue;  // it has not begun yet
+      keep_off(thread, here);
+      place.kept_off = here;
+      place.core.store(-1, std::memory_order_relaxed);
     }
   }
 
