@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.ui.pages import ARGUMENTS, CHROMIUM, DESKTOP, PHONE
 
-PARAMS = '{"max_tokens": 90, "temperature": 0.7, "top_p": 0.9}'
+PARAMS = '{"max_tokens": %d, "temperature": 0.7, "top_p": 0.9}'
 TIMEOUT_MS = 120_000
 QUESTION = "Write a short poem about the sea."
 
@@ -40,7 +40,8 @@ def take(browser: Browser, url: str, path: Path, prepare: Callable[[Page], None]
     """Take one picture, in a browser that has never been there."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
     context.set_default_timeout(TIMEOUT_MS)
-    context.add_init_script(f"localStorage['chatpage.params'] ??= {PARAMS!r}")
+    params = PARAMS % (400 if prepare is columns else 160)  # columns are taken while they are being written
+    context.add_init_script(f"localStorage['chatpage.params'] ??= {params!r}")
     page = context.new_page()
     page.goto(url)
     expect(page.locator(".cp-dot.is-open")).to_be_attached(timeout=TIMEOUT_MS)
@@ -66,7 +67,7 @@ def columns(page: Page) -> None:
     _ask(page, QUESTION)
     page.locator('.cp-message.is-last [data-n="8"]').click()
     expect(page.locator(".cp-column")).to_have_count(9)
-    page.wait_for_timeout(1000)
+    page.wait_for_timeout(500)
 
 
 def tree(page: Page) -> None:
