@@ -6,6 +6,7 @@ may hold anything, NaN included, and is never read. Memory is reserved at once a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -146,6 +147,11 @@ class KvCache:
         self._tensors = [tensor for layer in self.layers for tensor in layer]
         # The bytes of every tensor, uint8 [num_blocks, bytes of a block in it].
         self._byte_rows = [tensor.view(num_blocks, -1).view(torch.uint8) for tensor in self._tensors]
+        # On a CPU, the same with a block as one item: NumPy copies a few items without giving up the interpreter, which threads
+        # that read files would keep for a while, some thousand times within a load.
+        self._items = [rows.numpy().view(f"V{rows.shape[1]}")[:, 0] for rows in self._byte_rows if rows.device.type == "cpu"]
+        # Where each tensor lies in a row of `read_blocks`.
+        self._byte_ranges = list(pairwise(accumulate((rows.shape[1] for rows in self._byte_rows), initial=0)))
         for tensor in self._tensors:
             huge_pages.advise(tensor)
         self._num_touched = 0  # blocks from here on were never written
@@ -217,31 +223,27 @@ class KvCache:
         A row is the keys and the values of each layer in turn.
         """
         rows = np.empty((len(block_ids), self.bytes_per_block), dtype=np.uint8)
-        start = 0
-        for tensor in self._byte_rows:
-            stop = start + tensor.shape[1]
+        for index, (start, stop) in enumerate(self._byte_ranges):
             if self.device.type == "cpu":
-                source = tensor.numpy()
-                for row, block_id in zip(rows, block_ids, strict=True):  # small copies: waking threads would take longer
-                    row[start:stop] = source[block_id]
+                items = self._items[index]
+                target = rows[:, start:stop].view(items.dtype)[:, 0]
+                for i, block_id in enumerate(block_ids):
+                    target[i : i + 1] = items[block_id : block_id + 1]
             else:
-                rows[:, start:stop] = tensor[list(block_ids)].cpu().numpy()
-            start = stop
+                rows[:, start:stop] = self._byte_rows[index][list(block_ids)].cpu().numpy()
         return rows
 
     def write_blocks(self, block_ids: Sequence[int], rows: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Fill whole blocks with rows that `read_blocks` returned under the same `layout`."""
         assert all(row.shape == (self.bytes_per_block,) for row in rows), f"a row is not of {self.bytes_per_block} bytes"
-        start = 0
-        for tensor in self._byte_rows:
-            stop = start + tensor.shape[1]
+        for index, (start, stop) in enumerate(self._byte_ranges):
             if self.device.type == "cpu":
-                target = tensor.numpy()
+                items = self._items[index]
                 for block_id, row in zip(block_ids, rows, strict=True):
-                    target[block_id] = row[start:stop]
+                    items[block_id : block_id + 1] = row[start:stop].view(items.dtype)
             else:
-                tensor[list(block_ids)] = torch.from_numpy(np.stack([row[start:stop] for row in rows])).to(self.device)
-            start = stop
+                stacked = torch.from_numpy(np.stack([row[start:stop] for row in rows]))
+                self._byte_rows[index][list(block_ids)] = stacked.to(self.device)
         self._num_touched = max(self._num_touched, max(block_ids) + 1)
 
     def clear_block(self, block_id: int) -> None:
