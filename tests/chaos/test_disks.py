@@ -3,21 +3,12 @@
 import errno
 import os
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from chatpage.chaos.disks import Disk, small_disk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts as Linux does")
-
-
-@pytest.fixture
-def disk() -> Iterator[Disk]:
-    with small_disk(2**23) as found:
-        if not isinstance(found, Disk):
-            pytest.skip(f"no file system can be mounted here: {found}")
-        yield found
 
 
 def mounts() -> str:

@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 
-from chatpage.chaos.disks import Disk, small_disk
+from chatpage.chaos.disks import Disk
 from chatpage.errors import ConfigError, StoreFullError
 from chatpage.server.problems import ForbiddenError
 from chatpage.server.security import Auth, check_source
@@ -142,16 +142,13 @@ def test_only_addresses_that_stay_on_this_machine_are_loopback(name: str, is_loo
     assert is_loopback_name(name) is is_loopback
 
 
-def test_a_full_disk_keeps_nobody_from_reading() -> None:
+def test_a_full_disk_keeps_nobody_from_reading(disk: Disk) -> None:
     """The time a key was used last could not be written, and every request with a key ended as an internal error."""
-    with small_disk(2**24) as disk:
-        if not isinstance(disk, Disk):
-            pytest.skip(f"no file system can be mounted here: {disk}")
-        with Store(disk.path / "chatpage.db") as store:
-            user = store.create_user("ann")
-            _, key = store.create_api_key(user.id, "test")
-            auth = Auth(store, needs_key=True)
-            with disk.full():
-                with pytest.raises(StoreFullError):
-                    store.mark_api_key_used(key)
-                assert asyncio.run(auth.user_of_key(key)) == user
+    with Store(disk.path / "chatpage.db") as store:
+        user = store.create_user("ann")
+        _, key = store.create_api_key(user.id, "test")
+        auth = Auth(store, needs_key=True)
+        with disk.full():
+            with pytest.raises(StoreFullError):
+                store.mark_api_key_used(key)
+            assert asyncio.run(auth.user_of_key(key)) == user

@@ -2,27 +2,16 @@
 
 import asyncio
 import logging
-import sys
-from collections.abc import Iterator
 
 import pytest
 
-from chatpage.chaos.disks import Disk, small_disk
+from chatpage.chaos.disks import Disk
 from chatpage.errors import StoreFullError
 from chatpage.session import running
 from chatpage.store import LOCAL_USER, NodeId, NodeStatus, RunId, RunKind, RunStatus, Store
 from tests.sessions import LONG, TIMEOUT_S, Copy, Desk, with_desk
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts as Linux does")
 PARAMS = LONG.model_copy(update={"max_tokens": 300})
-
-
-@pytest.fixture
-def disk() -> Iterator[Disk]:
-    with small_disk(2**24) as found:
-        if not isinstance(found, Disk):
-            pytest.skip(f"no file system can be mounted here: {found}")
-        yield found
 
 
 async def until_saved(desk: Desk) -> None:

@@ -6,14 +6,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlite_utils
 
+from chatpage.chaos.disks import Disk
 from chatpage.errors import (
     StoreBusyError,
     StoreDamagedError,
@@ -24,19 +24,6 @@ from chatpage.errors import (
 from chatpage.store import LOCAL_USER, Conversation, NodeStatus, Store, database, database_path
 from chatpage.store.database import Database
 from tests.store.helpers import add, assistant, shown, tree_of, user
-
-
-@contextmanager
-def mounted_tmpfs(folder: Path, size: str) -> Iterator[Path]:
-    """A small file system of its own; needs root."""
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_the_file_and_its_folder_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
@@ -179,13 +166,13 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.create_conversation(LOCAL_USER)
 
 
-def test_a_full_disk_is_a_typed_error_and_what_was_written_stays(tmp_path: Path) -> None:
-    with mounted_tmpfs(tmp_path / "small", "2m") as folder, Store(folder / "chatpage.db") as store:
+def test_a_full_disk_is_a_typed_error_and_what_was_written_stays(disk: Disk) -> None:
+    with Store(disk.path / "chatpage.db") as store:
         conversation = store.create_conversation(LOCAL_USER)
         add(store, conversation, None, "kept")
 
         def fill() -> None:
-            for number in range(40):
+            for number in range(100):
                 add(store, conversation, None, assistant(f"{number} " + "x" * 200_000))
 
         with pytest.raises(StoreFullError, match="is full"):
@@ -196,12 +183,11 @@ def test_a_full_disk_is_a_typed_error_and_what_was_written_stays(tmp_path: Path)
         assert version == 1 + len(texts)
 
 
-def test_a_read_only_file_system_is_a_typed_error(tmp_path: Path) -> None:
-    with mounted_tmpfs(tmp_path / "locked", "4m") as folder:
-        Store(folder / "chatpage.db").close()
-        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        with pytest.raises(StoreReadOnlyError, match="Cannot write"):
-            Store(folder / "chatpage.db")
+def test_a_read_only_file_system_is_a_typed_error(disk: Disk) -> None:
+    Store(disk.path / "chatpage.db").close()
+    subprocess.run(["mount", "-o", "remount,ro", disk.path], check=True)
+    with pytest.raises(StoreReadOnlyError, match="Cannot write"):
+        Store(disk.path / "chatpage.db")
 
 
 def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from chatpage.chaos.disks import Disk, small_disk
+from chatpage.chaos.disks import Disk
 from chatpage.engine.kv_disk.block_file import DamagedFile
 from chatpage.engine.kv_disk.folder import Folder, Usage
 
@@ -207,14 +206,6 @@ def test_what_follows_a_block_is_found_what_was_used_last_first(tmp_path: Path) 
     folder.write(folder.place(NAMES[2], NAMES[5]), [b"block"], 99)
     assert folder.children_of(NAMES[1]) == paths[:1:-1]
     assert folder.children_of(NAMES[7]) == []
-
-
-@pytest.fixture
-def disk() -> Iterator[Disk]:
-    with small_disk(2**24) as found:
-        if not isinstance(found, Disk):
-            pytest.skip(f"no file system can be mounted here: {found}")
-        yield found
 
 
 def test_a_part_of_the_disk_stays_free_for_what_matters_more(disk: Disk) -> None:
