@@ -18,7 +18,15 @@ from functools import partial
 from typing import Any
 
 from chatpage.engine.client import EngineClient
-from chatpage.errors import ChatpageError, ConflictError, EngineDeadError, EngineStepError, NotFoundError, StoreError
+from chatpage.errors import (
+    ChatpageError,
+    ConflictError,
+    EngineDeadError,
+    EngineStepError,
+    NotFoundError,
+    OverloadedError,
+    StoreError,
+)
 from chatpage.events import (
     Event,
     FinishReason,
@@ -40,6 +48,7 @@ from chatpage.store.nodes import NodeEnd
 from chatpage.store.records import NodeId, NodeStatus, RunStatus, TreeChange
 
 FLUSH_S = 1.0
+_BUSY_S = 0.1  # until an engine with too much to do is asked again to stop something
 logger = logging.getLogger(__name__)
 
 _STATUS = {
@@ -129,8 +138,7 @@ class RunDriver:
             if len(self._stopped) == len(self.log.samples) and self._turn is not None:
                 self._turn.cancel()
             return
-        with contextlib.suppress(ChatpageError):  # it has ended already, one way or another
-            await self._engine.abort(self._request_id, sample)
+        await self._abort(sample)
 
     async def interrupt(self) -> None:
         """End now because the server ends: what there is is stored as interrupted, and can be continued."""
@@ -192,11 +200,25 @@ class RunDriver:
             request_id=self._request_id,
         )
         self._is_added = True
-        for sample in sorted(self._stopped):
-            await self._engine.abort(self._request_id, sample)
-        async with contextlib.aclosing(self._engine.stream(self._request_id)) as events:
-            async for event in events:
-                self._take(event)
+        # Beside the stream: only who reads it gives the request back, whatever happens to the stops.
+        stops = [asyncio.ensure_future(self._abort(sample)) for sample in sorted(self._stopped)]
+        try:
+            async with contextlib.aclosing(self._engine.stream(self._request_id)) as events:
+                async for event in events:
+                    self._take(event)
+        finally:
+            for stop in stops:
+                stop.cancel()
+
+    async def _abort(self, sample: int | None) -> None:
+        """Return when the engine knows that a sample, or all, are to end; however busy it is."""
+        while True:
+            try:
+                return await self._engine.abort(self._request_id, sample)
+            except OverloadedError:
+                await asyncio.sleep(_BUSY_S)
+            except ChatpageError:  # it has ended already, one way or another
+                return None
 
     async def _await_turn(self) -> Rendered:
         await self._hooks.wait_turn()
@@ -268,6 +290,7 @@ class RunDriver:
             status, error = RunStatus.ERROR, ErrorView(code=problem.code, message=str(problem))
         except Exception as bug:
             logger.exception("The end of the run %s could not be stored.", self.log.run_id)
+            self._name_lost(bug)
             status, error = RunStatus.ERROR, ErrorView(code=StoreError.code, message=f"{type(bug).__name__}: {bug}")
         self._when_done(status)
         if self.log.done is None:
@@ -296,7 +319,7 @@ class RunDriver:
         text = f"{problem} What was written is kept in memory, and saved as soon as that is possible."
         self.log.end(RunStatus.ERROR, usage=self._run_usage(), error=ErrorView(code=problem.code, message=text))
 
-    def _name_lost(self, problem: StoreError) -> None:
+    def _name_lost(self, problem: Exception) -> None:
         """Say what is not saved and never will be."""
         for log in self.log.samples:
             if log.unsaved is not None or not log.is_stored:

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from chatpage.engine.stats import PrefixCost
-from chatpage.errors import ChatpageError
+from chatpage.errors import ChatpageError, InvalidRequestError
 from chatpage.server.bodies import ConversationKv
 from chatpage.session.prompts import Target
 from chatpage.store.records import ConversationId, Node, Role, UserId
@@ -52,9 +51,10 @@ async def _holding(session: "Session", user_id: UserId, branches: Sequence[Seque
     pins: list[PinId] = []
     try:
         for token_ids in branches:
-            cost: PrefixCost = await session.engine.prefix_cost(token_ids, cache_salt=user_id)
-            if cost.cached_tokens:
-                pins.append(await session.engine.pin(token_ids[: cost.cached_tokens], cache_salt=user_id))
+            found = await session.engine.prefix_blocks(token_ids, cache_salt=user_id)
+            if found.num_tokens:
+                with contextlib.suppress(InvalidRequestError):  # evicted just now
+                    pins.append(await session.engine.pin(token_ids[: found.num_tokens], cache_salt=user_id))
         yield len(pins)
     finally:
         for pin in pins:

@@ -24,6 +24,7 @@ from chatpage.store.records import NodeId, NodeStatus, TreeChange
 
 MAX_ATTEMPTS = 5  # to write the end of a run before its readers hear that saving waits, and as many before the process ends
 LONGEST_PAUSE_S = 15.0  # between two attempts
+_MOST_DOUBLINGS = 10  # of the pause between them
 Close = Callable[[Mapping[NodeId, NodeEnd]], "Future[Any]"]  # queues the end of a run and of those of its nodes
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Recorder:
         self._written = [(0, 0)] * len(log.samples)  # parts and tokens in the store
         self._wake = asyncio.Event()
         self._close: Close | None = None
+        self._attempts = 0  # that failed since the last that did not
         self._hurry = asyncio.Event()  # the process ends: what does not succeed soon is given up
         self._late: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -88,11 +90,12 @@ class Recorder:
 
     def give_up(self) -> None:
         """Try a few times more, at once, and then no more: the process ends."""
+        if not self._hurry.is_set():
+            self._attempts = 0
         self._hurry.set()
         self._wake.set()
 
     async def _record(self) -> None:
-        attempts = 0
         while True:
             if self._close is None and not self._ends:
                 with contextlib.suppress(TimeoutError):
@@ -105,12 +108,12 @@ class Recorder:
                     await self._write_end(close)
                     return
                 await self._write(self._log.samples)
-                attempts = 0
+                self._attempts = 0
             except (NotFoundError, ConflictError):  # purged on the way: there is no run to end any more
                 raise
             except StoreError as error:
-                attempts += 1
-                await self._bear(error, attempts, is_last=close is not None and self._hurry.is_set())
+                self._attempts += 1
+                await self._bear(error, self._attempts, is_last=close is not None and self._hurry.is_set())
 
     async def _bear(self, error: StoreError, attempts: int, *, is_last: bool) -> None:
         """Wait for the next attempt, longer each time; raise if there is none."""
@@ -124,8 +127,9 @@ class Recorder:
         if attempts < MAX_ATTEMPTS or self._close is None:
             await asyncio.sleep(quick)
             return
+        pause = min(quick * 2 ** min(attempts - MAX_ATTEMPTS, _MOST_DOUBLINGS), LONGEST_PAUSE_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), min(quick * 2 ** (attempts - MAX_ATTEMPTS), LONGEST_PAUSE_S))
+            await asyncio.wait_for(self._hurry.wait(), pause)
 
     async def _write(self, logs: Sequence[SampleLog]) -> None:
         """Queue what is new of samples in one go; the store commits it together."""

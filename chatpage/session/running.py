@@ -228,8 +228,8 @@ class ConversationRuns(ConversationEdits):
         if request.client_msg_id is None:
             return None
         with contextlib.suppress(ChatpageError):
-            runs = await self.store.list_runs.aio(user_id, ConversationId(request.conversation_id), limit=1000)
-            return next((run_created(run) for run in runs if run.client_msg_id == request.client_msg_id), None)
+            run = await self.store.find_run_of_message.aio(user_id, request.client_msg_id)
+            return None if run is None else run_created(run)
         return None
 
     def _known(self, user_id: UserId, started: StartedRun) -> RunCreated:

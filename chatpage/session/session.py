@@ -261,6 +261,8 @@ class Session(ConversationRuns):
             return
         target = Target(path, parent_id)
         rendered = await self.prompts.render(target, draft, {}, add_generation_prompt=False)
+        if previous := self._warming.pop(user_id, None):  # begun while this one waited
+            previous.cancel()
         task = self._spawn(self._compute_prefix(user_id, rendered.prompt.token_ids))
         self._warming[user_id] = task
 

@@ -376,20 +376,34 @@ def recover_interrupted(db: Database) -> tuple[NodeId, ...]:
 
 
 def bump_all_with(db: Database, *node_ids: NodeId) -> tuple[TreeChange, ...]:
-    """Raise, once, the version of every conversation that points at one of the nodes."""
+    """Raise, once, the version of every conversation that shows one of the nodes."""
     pointed_at: dict[tuple[UserId, ConversationId], list[NodeId]] = {}
     for node_id in node_ids:
         owners = db.execute(
             "SELECT c.owner_id, c.id FROM conversation_nodes m JOIN conversations c ON c.id = m.conversation_id"
-            " WHERE m.node_id = ?",
+            " WHERE m.node_id = ? AND m.deleted_at IS NULL",
             (node_id,),
         )
-        for key in owners.fetchall():
-            pointed_at.setdefault(key, []).append(node_id)
+        for owner_id, conversation_id in owners.fetchall():
+            if not _is_below_deleted(db, conversation_id, node_id):
+                pointed_at.setdefault((owner_id, conversation_id), []).append(node_id)
     return tuple(
         TreeChange(bump_known(db, owner_id, conversation_id), load_nodes(db, found, conversation_id))
         for (owner_id, conversation_id), found in pointed_at.items()
     )
+
+
+def _is_below_deleted(db: Database, conversation_id: ConversationId, node_id: NodeId) -> bool:
+    deleted = "SELECT 1 FROM conversation_nodes WHERE conversation_id = ? AND deleted_at IS NOT NULL LIMIT 1"
+    if db.execute(deleted, (conversation_id,)).fetchone() is None:
+        return False
+    (is_below,) = db.execute(
+        "WITH RECURSIVE path (id) AS (SELECT ? UNION SELECT n.parent_id FROM nodes n JOIN path ON n.id = path.id"
+        " WHERE n.parent_id IS NOT NULL) SELECT EXISTS (SELECT 1 FROM path JOIN conversation_nodes m ON m.node_id = path.id"
+        " WHERE m.conversation_id = ? AND m.deleted_at IS NOT NULL)",
+        (node_id, conversation_id),
+    ).fetchone()
+    return bool(is_below)
 
 
 def _require_streaming(db: Database, node_id: NodeId) -> tuple[NodeId, str, bytes]:

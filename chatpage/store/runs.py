@@ -55,6 +55,8 @@ from chatpage.store.tree import Link, Tree
 RUN_COLUMNS = """id, user_id, conversation_id, parent_id, kind, status, created_at, params, usage, client_msg_id, input_node_id,
     error_code, error_message, finished_at"""
 _NO_ENDS: Mapping[NodeId, NodeEnd] = MappingProxyType({})
+# Why a node had ended that goes on in place: a complete one does only if it was cut.
+_REASONS = {NodeStatus.COMPLETE: "length", NodeStatus.ABORTED: "abort"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def start_run(
         ConflictError: The conversation is not at `expected_version`.
         InvalidRequestError: The arguments do not fit each other, or a value cannot be stored.
     """
-    if client_msg_id is not None and (known := _find_run(db, "user_id = ? AND client_msg_id = ?", user_id, client_msg_id)):
+    if client_msg_id is not None and (known := find_run_of_message(db, user_id, client_msg_id)):
         return StartedRun(known, (), is_new=False)
     if not 1 <= n <= MAX_SAMPLES:
         raise InvalidRequestError(f"n is {n}; it must be between 1 and {MAX_SAMPLES}.")
@@ -139,12 +141,14 @@ def finish_run(
 ) -> tuple[TreeChange, ...]:
     """Record how a run ended, and return the change in each conversation that points at its nodes.
 
+    A run that is gone was purged with its conversation; its nodes may live on in a fork, and end there.
+
     Args:
         ends: Those of its nodes that have not ended yet; one that is gone, or has ended, is passed over.
         sum_logprobs: Per sample, in order; may be left out.
 
     Raises:
-        NotFoundError: No such run.
+        NotFoundError: No such run, and nothing to end.
         ConflictError: It has ended already.
     """
     if status is RunStatus.RUNNING:
@@ -155,7 +159,10 @@ def finish_run(
         (str(status), dump_json(usage), error_code, error_message, now(), run_id),
     )
     if not ended.rowcount:
-        _require_running(db, run_id)  # it says why not
+        changes = _end_nodes(db, ends) if _find_run(db, "id = ?", run_id) is None else ()
+        if not changes:
+            _require_running(db, run_id)  # it says why not
+        return changes
     db.conn.executemany(
         "UPDATE run_samples SET sum_logprob = ? WHERE run_id = ? AND sample = ?",
         [(logprob, run_id, sample) for sample, logprob in enumerate(sum_logprobs)],
@@ -191,6 +198,11 @@ def discard_run(
         changes.extend(bump_all_with(db, run.parent_id))
     finish_run(db, run_id, RunStatus.ERROR, error_code=error_code, error_message=error_message)
     return tuple(changes)
+
+
+def find_run_of_message(db: Database, user_id: UserId, client_msg_id: str) -> Run | None:
+    """Return the run of the user that a message started."""
+    return _find_run(db, "user_id = ? AND client_msg_id = ?", user_id, client_msg_id)
 
 
 def get_run(db: Database, user_id: UserId, run_id: RunId) -> Run:
@@ -291,7 +303,9 @@ def _take_back(db: Database, run: Run, sample: Sample, reason: str) -> tuple[Tre
     ).fetchone()
     if has_grown or previous_status is not None or has_children(db, sample.node_id):
         status = NodeStatus.ERROR if has_grown or previous_status is None else previous_status
-        db.execute("UPDATE nodes SET status = ? WHERE id = ?", (str(status), sample.node_id))
+        db.execute(
+            "UPDATE nodes SET status = ?, finish_reason = ? WHERE id = ?", (str(status), _REASONS.get(status), sample.node_id)
+        )
         if status is NodeStatus.ERROR:
             db.execute("UPDATE nodes SET detail = ? WHERE id = ?", (clean_text(reason), sample.node_id))
         return bump_all_with(db, sample.node_id)

@@ -91,6 +91,7 @@ class Store:
     discard_run = writes(runs.discard_run)
     get_run = reads(runs.get_run)
     list_runs = reads(runs.list_runs)
+    find_run_of_message = reads(runs.find_run_of_message)
 
     # presets
     create_preset = writes(presets.create_preset)

@@ -153,7 +153,7 @@ def holding(engine: Engine, sequences: Iterable[Sequence[int]]) -> Iterator[None
         try:
             for token_ids in sequences:
                 findable = token_ids[: engine.max_model_len - 1]
-                kept = engine.prefix_cost(findable).cached_tokens if findable else 0
+                kept = engine.prefix_blocks(findable).num_tokens if findable else 0
                 if kept:
                     pins.append(engine.pin(findable[:kept]))
             yield

@@ -9,7 +9,7 @@ import pytest
 
 from chatpage.engine.detokenizer import Detokenizer
 from chatpage.engine.loop import AsyncEngine
-from chatpage.errors import EngineDeadError, InvalidParameterError, NotFoundError, RestartingError
+from chatpage.errors import EngineDeadError, InvalidParameterError, NotFoundError, OverloadedError, RestartingError
 from chatpage.server.protocol import NodeOp, TreePatch
 from chatpage.server.views import RunParams
 from chatpage.session import Session, SessionLimits
@@ -154,6 +154,30 @@ def test_deleting_what_a_run_writes_into_stops_it_and_nothing_comes_back(tmp_pat
         node = await desk.node(chat, run.node_ids[0])
         assert (node.text, node.status) == (copy.texts[0], NodeStatus.ABORTED)
         assert not desk.session._hidden
+
+    with_desk(tmp_path, test)
+
+
+def test_a_stop_that_meets_a_busy_engine_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten, or ended the run as an error while the engine computed on for nobody."""
+
+    async def test(desk: Desk) -> None:
+        abort, asked = desk.running.abort, []
+
+        async def busy(*arguments: Any) -> None:
+            asked.append(arguments)
+            if len(asked) < 4:
+                raise OverloadedError("The engine has 4096 commands waiting.")
+            await abort(*arguments)
+
+        monkeypatch.setattr(desk.running, "abort", busy)
+        run = await desk.ask(await desk.conversation(), params=LONG)
+        await desk.first_text(run)
+        await stop(desk, run.run_id)
+        copy = await desk.read(run)
+        assert copy.end is not None
+        assert copy.end.status is RunStatus.ABORTED
+        assert len(asked) == 4
 
     with_desk(tmp_path, test)
 

@@ -482,6 +482,9 @@ def test_a_newer_warming_replaces_an_older_one(tmp_path: Path) -> None:
         for i in range(10):
             await desk.session.warm(LOCAL_USER, chat.id, None, "x" * (1000 + i))
             assert len(desk.session._warming) <= 1
+        await asyncio.gather(*(desk.session.warm(LOCAL_USER, chat.id, None, "y" * (1000 + i)) for i in range(20)))
+        await asyncio.sleep(0)
+        assert sum(not task.done() for task in desk.session._tasks) <= 1, "each of those sent at once was computed"
         while desk.session._tasks:
             await asyncio.sleep(0.01)
         while (stats := await desk.running.stats()).num_running or stats.num_waiting:

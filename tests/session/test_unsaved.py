@@ -7,7 +7,11 @@ import pytest
 
 from chatpage.chaos.disks import Disk
 from chatpage.errors import StoreFullError
+from chatpage.runs import RunLog, SampleLog
+from chatpage.server.views import UsageView
 from chatpage.session import running
+from chatpage.session.recorder import Recorder
+from chatpage.session.views import run_created
 from chatpage.store import LOCAL_USER, NodeId, NodeStatus, RunId, RunKind, RunStatus, Store
 from tests.sessions import LONG, TIMEOUT_S, Copy, Desk, with_desk
 
@@ -127,5 +131,33 @@ def test_no_run_begins_while_too_many_wait_to_be_saved(disk: Disk, monkeypatch: 
         await desk.reply(chat)
         for run, copy in zip(runs, copies, strict=True):
             assert (await desk.node(chat, run.node_ids[0])).text == copy.texts[0]
+
+    with_desk(disk.folder, test)
+
+
+def test_saving_is_tried_again_however_often_it_failed(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    """The pause doubled until it was no number any more, at the 1029th attempt, and the reply was lost."""
+
+    async def test(desk: Desk) -> None:
+        chat = await desk.conversation()
+        started = desk.store.start_run(LOCAL_USER, chat.id, None, kind=RunKind.REPLY)
+        node_id = started.run.samples[0].node_id
+        sample = SampleLog(0, node_id)
+        log = RunLog(LOCAL_USER, run_created(started.run), [sample])
+        recorder = Recorder(desk.store, log, publish=lambda _: None, on_stored=lambda *_: None, flush_s=1e-6)
+        with disk.full():
+            recorder.start()
+            log.append_delta(0, "x" * 2**20, [1])
+            async with asyncio.timeout(TIMEOUT_S):
+                while not any("attempt 1024:" in record.message for record in caplog.records):
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            log.end_sample(0, "stop", UsageView(prompt_tokens=1, cached_tokens=0, completion_tokens=1))
+            recorder.end_sample(0, NodeStatus.COMPLETE)
+            recorder.close(lambda ends: desk.store.finish_run.submit(started.run.id, RunStatus.COMPLETE, ends=ends))
+            assert isinstance(await recorder.wait_until_written_or_late(), StoreFullError)
+        async with asyncio.timeout(TIMEOUT_S):
+            await recorder.wait()
+        assert (await desk.node(chat, node_id)).text == "x" * 2**20
 
     with_desk(disk.folder, test)

@@ -1,6 +1,7 @@
 """Runs: recorded with their nodes before the first token, started once, and taken back when they come to nothing."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import sqlite_utils
@@ -270,3 +271,56 @@ def test_only_an_empty_conversation_is_discarded(store: Store) -> None:
         store.discard_empty_conversation(LOCAL_USER, chat.id)
     assert [chat.id for chat in store.list_conversations(LOCAL_USER)] == [kept.id]
     assert store.list_conversations(LOCAL_USER, deleted=True) == ()
+
+
+def test_a_reply_cut_by_its_limit_is_that_again_if_going_on_fails(store: Store, conversation: Conversation) -> None:
+    """It had become a complete one, which could only be continued beside it."""
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("q")).run
+    node_id = run.samples[0].node_id
+    store.finish_run(
+        run.id, RunStatus.COMPLETE, ends={node_id: replace(end_of(NodeStatus.COMPLETE, "cut off"), finish_reason="length")}
+    )
+    for _ in range(2):
+        more = store.start_run(LOCAL_USER, conversation.id, node_id, kind=RunKind.CONTINUE).run
+        assert [sample.node_id for sample in more.samples] == [node_id]
+        store.discard_run(more.id, error_code="engine_dead", error_message="gone")
+        node = store.get_node(LOCAL_USER, conversation.id, node_id)
+        assert (node.status, node.finish_reason, node.text) == (NodeStatus.COMPLETE, "length", "cut off")
+
+
+@pytest.mark.parametrize("deleted", ["question", "reply"])
+def test_a_message_deleted_in_a_fork_stays_so_while_it_goes_on_elsewhere(
+    store: Store, conversation: Conversation, deleted: str
+) -> None:
+    """Who looked at the fork saw it come back until they reloaded."""
+    question = add(store, conversation, None, "question")
+    reply = add(store, conversation, question, assistant("half", token_ids=[1], status=NodeStatus.ABORTED))
+    fork = store.fork_conversation(LOCAL_USER, conversation.id)
+    store.delete_node(LOCAL_USER, fork.id, {"question": question, "reply": reply}[deleted])
+    started = store.start_run(LOCAL_USER, conversation.id, reply, kind=RunKind.CONTINUE)
+    assert [change.conversation.id for change in started.changes] == [conversation.id]
+    changes = store.finish_run(started.run.id, RunStatus.COMPLETE, ends={reply: end_of(NodeStatus.COMPLETE, " whole")})
+    assert [change.conversation.id for change in changes] == [conversation.id]
+    store.restore_node(LOCAL_USER, fork.id, {"question": question, "reply": reply}[deleted])
+    assert shown(store, fork.id) == ["question", "half whole"]
+
+
+def test_a_reply_shared_with_a_fork_ends_though_its_run_was_purged(store: Store, conversation: Conversation) -> None:
+    """Its last words were lost, and the fork showed it as being written until the next start."""
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("q")).run
+    node_id = run.samples[0].node_id
+    fork = store.fork_conversation(LOCAL_USER, conversation.id)
+    store.delete_conversation(LOCAL_USER, conversation.id)
+    store.purge_deleted(before=2**53)
+    changes = store.finish_run(run.id, RunStatus.ABORTED, ends={node_id: end_of(NodeStatus.ABORTED, "the text")})
+    assert [change.conversation.id for change in changes] == [fork.id]
+    node = store.get_node(LOCAL_USER, fork.id, node_id)
+    assert (node.status, node.text) == (NodeStatus.ABORTED, "the text")
+
+
+def test_the_run_of_a_message_is_found_by_its_user_alone(store: Store, conversation: Conversation) -> None:
+    run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, client_msg_id="m1").run
+    other = store.create_user("bob").id
+    assert store.find_run_of_message(LOCAL_USER, "m1") == run
+    assert store.find_run_of_message(LOCAL_USER, "m2") is None
+    assert store.find_run_of_message(other, "m1") is None
