@@ -1,5 +1,6 @@
 """Replies token by token: places, alternatives, forced tokens, blocks."""
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import torch
 from chatpage.errors import InvalidParameterError, InvalidRequestError
 from chatpage.server.bodies import TokenSpan
 from chatpage.server.views import RunParams
-from chatpage.session import tokens
+from chatpage.session import inspecting, tokens
 from chatpage.session.prompts import ReplyTokens
 from chatpage.session.tokens import _spans
 from chatpage.store import LOCAL_USER, Conversation, Node, NodeId, RunKind
+from tests.engine.engines import tiny_engine
 from tests.sessions import SHORT, Desk, with_desk
 from tests.tiny_models import SPECIAL_TOKENS
 
@@ -281,3 +283,20 @@ def _check_places(text: str, found: tuple[TokenSpan, ...]) -> None:
         assert any(token.start <= place < token.end for token in found)
     starts = [token.start for token in found]
     assert starts == sorted(starts)
+
+
+def test_the_memory_of_a_conversation_can_be_looked_at_while_it_lies_on_disk_only(tmp_path: Path) -> None:
+    """After a restart it was refused: what could be read back was taken for what is in memory."""
+
+    async def test(desk: Desk) -> None:
+        chat = await desk.conversation()
+        await desk.reply(chat, "Hello there, how are you?")
+        view = await inspecting.conversation_kv(desk.session, LOCAL_USER, chat.id)
+        assert view.num_branches == 1
+        while (disk := (await desk.running.stats()).disk) is None or disk.saved_blocks < 3:
+            await asyncio.sleep(0.01)
+        await desk.running._call(lambda engine: engine.clear_cache())
+        view = await inspecting.conversation_kv(desk.session, LOCAL_USER, chat.id)
+        assert view.num_branches == 0
+
+    with_desk(tmp_path, test, engine=tiny_engine(kv_disk=str(tmp_path / "kv")))
