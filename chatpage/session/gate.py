@@ -2,7 +2,7 @@
 
 Invariants: never more places are taken than there are. Who was told to come at a moment, and comes then, goes before everybody
 who was told a later one, or nothing, or comes too early; coming again and again moves nobody's moment, neither one's own nor
-that of others.
+that of others. A place is never kept longer for who does not come than for `LONGEST_AGAIN_S + GRACE_S`.
 
     places are given back    x    x    x    x       measured while all are taken
     promises                 a    b    c    d       one for each, in the order of asking; kept for GRACE_S
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 GRACE_S = 5.0  # that a place is kept for who was told to come
 LONGEST_S, SHORTEST_S = 60.0, 0.2  # that anybody is told to wait
-LONGEST_AGAIN_S = 5.0  # that who came as told, and found none, is told for that reason
+LONGEST_AGAIN_S = 5.0  # that who came as told, and found none, is told; a place is kept for it from then on
 MAX_PROMISES = 10_000
 _MEASURED_S = 30.0
 _MIN_MEASURED, _MAX_MEASURED = 4, 4096
@@ -80,18 +80,18 @@ class Gate:
     def promise(self, who: Hashable) -> float:
         """Return in how many seconds a place is kept for `who`; what was promised before stands."""
         now = self._clock()
-        interval_s = self._interval_s(now)
         promise = self._promises.get(who)
         if promise is not None and promise.due > now:
             return max(SHORTEST_S, promise.due - now)
-        if promise is not None and promise.until >= now:  # it came as told, but places are given back later than expected
-            again_s = min(SHORTEST_S * 2.0 ** min(promise.num_missed, 10), LONGEST_AGAIN_S)
-            num_before = sum(1 for _ in self._due_before(who, now))
-            wait_s = min(max(again_s, (num_before + 1) * interval_s), LONGEST_S)
+        if promise is not None and promise.until >= now:
+            # It came as told, but places are given back later than expected. What is given back while it is away is kept for
+            # it, else it would go to those who never stop asking; so it is away for a short time only.
+            wait_s = min(SHORTEST_S * 2.0 ** min(promise.num_missed, 10), LONGEST_AGAIN_S)
             promise.num_missed += 1
             promise.until = now + wait_s + GRACE_S
             return wait_s
         self._forget_expired(now)
+        interval_s = self._interval_s(now)
         num_before = sum(1 for _ in self._due_before(who, now))
         due = min(max(self._last_due, now + num_before * interval_s) + interval_s, now + LONGEST_S)
         if len(self._promises) < MAX_PROMISES:

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from chatpage.session.gate import GRACE_S, LONGEST_S, MAX_PROMISES, Gate
+from chatpage.session.gate import GRACE_S, LONGEST_AGAIN_S, LONGEST_S, MAX_PROMISES, Gate
 
 
 class Clock:
@@ -68,6 +68,40 @@ def test_who_comes_as_told_and_still_finds_none_stays_before_the_others() -> Non
     gate.give_back()
     assert not gate.has_place_for("bob")
     assert gate.has_place_for("ann")
+
+
+def test_a_place_is_not_kept_for_ever_for_who_came_once_and_is_gone() -> None:
+    """Where places were given back every four seconds, the next one was idle for more than half a minute."""
+    gate, clock = full_gate()
+    for _ in range(10):
+        clock.now += 4.0
+        gate.give_back()
+        gate.take("next")
+    gone = {f"gone{i}": clock.now + gate.promise(f"gone{i}") for i in range(4)}
+    for who, moment in gone.items():
+        clock.now = moment
+        assert gate.promise(who) <= LONGEST_AGAIN_S
+    gate.give_back()
+    assert not gate.has_place_for("bob")
+    clock.now += LONGEST_AGAIN_S + GRACE_S + 0.1
+    assert gate.has_place_for("bob")
+
+
+def test_who_comes_as_told_is_served_beside_some_who_never_stop_asking() -> None:
+    """The only place is always given back while the patient one is away, and the others are there."""
+    gate, clock = full_gate()
+    wait_s = gate.promise("ann")
+    for _ in range(20):
+        clock.now += wait_s
+        wait_s = gate.promise("ann")
+        clock.now += wait_s / 2
+        gate.give_back()
+        assert not any(gate.has_place_for(f"rude{i}") for i in range(3))
+        gate.take("quicker than anybody")
+        for i in range(3):
+            gate.promise(f"rude{i}")
+        clock.now += wait_s / 2
+        wait_s = 0.0
 
 
 def test_who_was_told_the_earlier_moment_goes_first() -> None:
@@ -135,7 +169,7 @@ def test_all_who_listen_are_served_beside_ten_times_as_many_who_do_not() -> None
     """With places for whoever came first, one that waited as told found the place taken nine times of ten."""
     gate, clock = full_gate(5)
     chance = random.Random(1)
-    served: set[str] = set()
+    num_served = 0
     patient = {f"patient{i}": clock.now for i in range(20)}
     ends = [clock.now + i for i in range(5)]
     while clock.now < 1300.0:
@@ -149,11 +183,11 @@ def test_all_who_listen_are_served_beside_ten_times_as_many_who_do_not() -> None
             if gate.has_place_for(who):
                 gate.take(who)
                 ends.append(clock.now + 5.0)
-                served.add(who)
+                num_served += 1
                 patient.pop(who, None)
             elif who in patient:
                 patient[who] = clock.now + gate.promise(who)
             else:
                 gate.promise(who)
     assert not patient, patient
-    assert len(served) > 100
+    assert num_served > 100
