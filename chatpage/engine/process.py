@@ -301,11 +301,11 @@ class _Child:
         reason = "it ended without a word"
         try:
             try:
+                self._sender.start()
                 self._process.start()
             finally:
                 self._has_begun.set()
             child_end.close()  # else the end of the child would not end the pipe
-            self._sender.start()
             while True:
                 message = self._pipe.recv()
                 if isinstance(message, Died):
@@ -313,7 +313,7 @@ class _Child:
                     self._on_loop(self._fail_start, message.error)
                 else:
                     self._on_loop(self._take, message)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, RuntimeError) as error:  # a thread that cannot be started is a RuntimeError
             if not isinstance(error, EOFError | ConnectionResetError):
                 reason = f"{type(error).__name__}: {error}"
         if self._process.pid is not None:
@@ -408,6 +408,11 @@ async def keep_alive(engine: ProcessEngine) -> None:
         await engine.wait_until_dead()
         pause = 0.1 if loop.time() - started_at > 2 * MAX_RESTART_PAUSE_S else min(2 * pause, MAX_RESTART_PAUSE_S)
         await asyncio.sleep(pause)
-        with contextlib.suppress(ChatpageError):  # it was logged; the next round tries again
+        try:
             await engine.restart()
-            logger.info("The engine process was started again.")
+        except ChatpageError:
+            continue  # it was logged; the next round tries again
+        except (OSError, RuntimeError) as error:  # no descriptor, no memory or no thread is left, and may be in a while
+            logger.error("The engine process could not be started: %s: %s", type(error).__name__, error)
+            continue
+        logger.info("The engine process was started again.")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -204,6 +205,57 @@ def test_it_is_restarted_as_often_as_it_dies() -> None:
             await keeper
 
     with_engine(test)
+
+
+class PoorEngine(ProcessEngine):
+    """An engine on a machine that has nothing left for a child, for a while."""
+
+    refusals: list[Exception]
+
+    def begin(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop()
+        super().begin()
+
+
+def test_it_is_restarted_as_soon_as_the_machine_has_room_for_it_again() -> None:
+    """With no descriptor left at that moment it was never tried again, and nothing said so."""
+
+    async def run() -> None:
+        engine = PoorEngine(tiny_config(), load=scripted_engine.load)
+        engine.refusals = []
+        async with engine:
+            engine.refusals += [OSError(24, "Too many open files"), RuntimeError("can't start new thread")]
+            keeper = asyncio.create_task(keep_alive(engine))
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await engine.wait_until_dead()
+            while not engine.is_alive:
+                assert not keeper.done(), keeper
+                await asyncio.sleep(0.01)
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_child_that_no_thread_can_talk_to_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_unless_it_sends(thread: threading.Thread) -> None:
+        if thread.name == "chatpage-engine-send":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def run() -> None:
+        engine = ProcessEngine(tiny_config(), load=scripted_engine.load)
+        with pytest.raises(EngineDeadError, match="new thread"):
+            await asyncio.wait_for(engine.start(), 20)
+        await engine.close()
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_it_sends)
+    asyncio.run(run())
 
 
 def test_a_model_that_does_not_load_is_the_error_of_start() -> None:
