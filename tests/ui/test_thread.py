@@ -118,6 +118,43 @@ def test_a_deleted_message_comes_back_when_it_is_undone(visit: Visit) -> None:
     expect(visit.messages).to_have_count(2)
 
 
+def test_a_comparison_ends_with_the_last_of_its_versions(visit: Visit) -> None:
+    """The first messages of the conversation were shown as columns instead, below the message that was asked."""
+    visit.ask("two of these")
+    visit.act("Regenerate")
+    visit.settle()
+    visit.act("Compare side by side")
+    expect(visit.columns).to_have_count(2)
+    for left in (1, 0):
+        visit.columns.first.get_by_role("button", name="Discard", exact=True).click()
+        expect(visit.columns).to_have_count(left)
+    expect(visit.page.locator(".cp-columns")).to_have_count(0)
+    expect(visit.messages).to_have_count(1)
+    assert visit.page.evaluate("chatpage.comparing") is None
+
+
+def test_a_comparison_ends_when_another_tab_shows_another_branch(visit: Visit) -> None:
+    visit.ask("First words")
+    visit.act("Edit", visit.messages.first)
+    visit.page.get_by_label("Edit the message").fill("Other words")
+    visit.page.get_by_role("button", name="Send", exact=True).first.click()
+    expect(visit.messages.first).to_contain_text("Other words")
+    visit.settle()
+    visit.act("Regenerate")
+    visit.settle()
+    visit.act("Compare side by side")
+    expect(visit.columns).to_have_count(2)
+    other = visit.tab()
+    other.goto(visit.page.url)
+    visit.ready(other)
+    expect(other.locator(".cp-column")).to_have_count(2)
+    other.evaluate("chatpage.select(chatpage.conversation.childrenOf(null)[0])")
+    expect(visit.messages.first).to_contain_text("First words")
+    expect(visit.messages).to_have_count(2)
+    expect(visit.page.locator(".cp-columns")).to_have_count(0)
+    other.close()
+
+
 def test_a_late_answer_to_an_older_click_turns_nothing_back(visit: Visit) -> None:
     """With a slow server, clicking through versions jumped back and forth, and took the focus with it."""
     visit.ask("Hello")

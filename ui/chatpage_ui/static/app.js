@@ -118,6 +118,7 @@ export class App extends EventTarget {
       this.#opened?.resolve();
       this.#opened = null;
       if (conversation.info?.title !== title) this.listChanged();
+      this.#endLostComparison();
     }
     this.#join();
     if (message.type === "run.done" && message.error) this.fail(new ApiError(0, message.error));
@@ -133,6 +134,14 @@ export class App extends EventTarget {
     const parent = conversation.parentOf(first);
     const isSeen = parent === null || conversation.activePath().some((node) => node.id === parent);
     if (this.comparing === null && isSeen) this.compare(parent ?? "");
+  }
+
+  /** End a comparison whose versions were all deleted, or are on a branch that is not shown any more. */
+  #endLostComparison() {
+    if (this.comparing === null) return;
+    const { conversation } = this;
+    const isShown = conversation.activePath().some((node) => (conversation.parentOf(node.id) ?? "") === this.comparing);
+    if (!isShown) this.compare(null);
   }
 
   #lost(error) {

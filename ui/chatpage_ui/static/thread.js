@@ -155,7 +155,7 @@ export class Thread {
     const at = app.comparing === null ? -1 : path.findIndex((node) => app.conversation.parentOf(node.id) === (app.comparing || null));
     const shown = at < 0 ? path : path.slice(0, at);
     this.#showPath(shown);
-    this.#showColumns(at < 0 ? null : app.comparing || null);
+    this.#showColumns(at < 0 ? undefined : app.comparing || null);
     this.empty.hidden = path.some((node) => node.role !== "system");
     if (!this.empty.hidden && !this.empty.firstChild) this.empty.append(...this.app.welcome());
     if (this.#isAtEnd && !this.#columns) this.toEnd();
@@ -193,13 +193,13 @@ export class Thread {
     return group;
   }
 
+  /** Show the children of a node (null: the roots) side by side; undefined: nothing. */
   #showColumns(parentId) {
-    const isShown = this.app.comparing !== null && this.app.conversation && parentId !== undefined;
-    if (!isShown || (this.#columns && this.#columns.parentId !== parentId)) {
-      this.#columns?.destroy();
+    if (this.#columns && this.#columns.parentId !== parentId) {
+      this.#columns.destroy();
       this.#columns = null;
     }
-    if (!isShown || !this.app.conversation.childrenOf(parentId).length) return;
+    if (parentId === undefined) return;
     this.#columns ??= new ColumnsView(this.app, parentId);
     this.#columns.update();
     if (this.list.lastChild !== this.#columns.element) this.list.append(this.#columns.element);
