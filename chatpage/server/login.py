@@ -5,6 +5,7 @@ page of somebody else, nor the browser be led elsewhere after it.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -15,8 +16,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from chatpage.errors import ChatpageError, InvalidRequestError
 from chatpage.server.login_page import login_page
-from chatpage.server.passwords import Passwords, TooManyGuessesError
-from chatpage.server.problems import ForbiddenError, TooLargeError, UnauthorizedError, status_of
+from chatpage.server.passwords import Passwords
+from chatpage.server.problems import ForbiddenError, TooLargeError, UnauthorizedError, retry_after_s, status_of
 from chatpage.server.revoking import Credential, Revoker
 from chatpage.server.security import LOGIN_PATH, LOGOUT_PATH, Auth, check_not_forged
 from chatpage.server.views import Model
@@ -61,7 +62,8 @@ async def log_in(request: Request) -> Response:
     except ChatpageError as error:
         if not is_form or isinstance(error, ForbiddenError):
             raise
-        headers = {"Retry-After": str(error.wait_s)} if isinstance(error, TooManyGuessesError) else {}
+        wait_s = retry_after_s(error)
+        headers = {} if wait_s is None else {"Retry-After": str(math.ceil(wait_s))}
         name, next = (login.name, login.next) if login else ("", "/")
         return login_page(next=_own_path(next), name=name, problem=str(error), status=status_of(error), headers=headers)
     auth: Auth = request.app.state.auth

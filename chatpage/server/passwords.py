@@ -6,6 +6,7 @@ a name that does not exist costs as much time as one that does; whoever guesses 
 
 import asyncio
 import ipaddress
+import math
 import secrets
 import time
 import unicodedata
@@ -34,7 +35,7 @@ class TooManyGuessesError(OverloadedError):
     code = "too_many_guesses"
 
     def __init__(self, wait_s: float) -> None:
-        self.wait_s = max(1, round(wait_s))
+        self.wait_s = max(1, math.ceil(wait_s))
         super().__init__(f"There were too many wrong passwords: try again in {self.wait_s} s.", retry_after_s=self.wait_s)
 
 

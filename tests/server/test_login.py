@@ -181,6 +181,15 @@ def test_guessing_is_slowed_down_whatever_is_sent(browser: httpx.Client) -> None
     assert _log_in(browser, "cat").status_code == 303
 
 
+def test_a_form_that_too_many_others_keep_from_being_read_is_told_when_to_come_again(
+    browser: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passwords, "MAX_WAITING", 0)
+    answer = _log_in(browser)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert "Too many people" in answer.text
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b'{"name": 1, "password": "x"}', b'{"name": "x"}', b"[" * 5000, b'{"name": "\\ud800", "password": "x"}'],

@@ -137,6 +137,19 @@ def test_guesses_are_forgotten_after_a_while_and_bounded() -> None:
     assert len(guesses._times) == passwords.MAX_REMEMBERED
 
 
+@pytest.mark.parametrize("later_s", [0.1, 0.4, 0.6, 0.9])
+def test_who_comes_after_the_seconds_it_was_told_is_let_in(later_s: float) -> None:
+    now = 0.0
+    guesses = Guesses(lambda: now)
+    for _ in range(MAX_PER_NAME):
+        guesses.count("ada", "1.1.1.1")
+    now = later_s
+    with pytest.raises(TooManyGuessesError) as caught:
+        guesses.count("ada", "1.1.1.1")
+    now += caught.value.retry_after_s
+    guesses.count("ada", "1.1.1.1")
+
+
 def test_one_address_cannot_try_every_name_and_an_ipv6_network_is_one_address() -> None:
     guesses = Guesses(lambda: 0.0)
     for i in range(MAX_PER_ADDRESS):
