@@ -21,7 +21,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from chatpage import __version__
-from chatpage.errors import ChatpageError, InvalidRequestError, OverloadedError
+from chatpage.errors import ChatpageError, InvalidRequestError
 from chatpage.server.draining import RETRY_AFTER_MS, SERVICE_RESTART, Drain
 from chatpage.server.problems import INTERNAL_CODE, INTERNAL_TEXT, UnauthorizedError, error_message
 from chatpage.server.protocol import (
@@ -239,7 +239,9 @@ class Connection:
         if (old := self._topics.pop(topic, None)) is not None:
             old.end()
         if len(self._topics) >= MAX_TOPICS:
-            raise OverloadedError(f"This connection follows {MAX_TOPICS} things already: unsubscribe from some.")
+            raise InvalidRequestError(
+                f"This connection follows {MAX_TOPICS} things already: unsubscribe from one, then subscribe again."
+            )
         subscription = self._topics[topic] = Subscription()
         subscription.task = asyncio.create_task(self._guard(partial(self._forward, subscription, messages), ref))
 

@@ -229,6 +229,27 @@ def test_an_error_names_the_message_it_is_about(server: Served) -> None:
     asyncio.run(test())
 
 
+def test_who_follows_too_much_is_told_to_unsubscribe_since_time_alone_helps_nobody(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "MAX_TOPICS", 1)
+
+    async def test() -> None:
+        async with dial(server) as wire:
+            first, second = (str(server.conversation().id) for _ in range(2))
+            await wire.send("subscribe", conversation_id=first)
+            await wire.until(TreePatch)
+            await wire.send("subscribe", conversation_id=second, ref="second")
+            error = await wire.until(ErrorMessage)
+            assert (error.ref, error.code, error.retryable, error.retry_after_ms) == ("second", "invalid_request", False, None)
+            assert "unsubscribe from one" in error.message
+            await wire.send("unsubscribe", conversation_id=first)
+            await wire.send("subscribe", conversation_id=second)
+            assert (await wire.until(TreePatch)).conversation_id == second
+
+    asyncio.run(test())
+
+
 def test_a_frame_above_the_limit_closes_with_1009(server: Served) -> None:
     async def test() -> None:
         async with dial(server) as wire:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections import deque
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from chatpage.server.openai.replies import ReplyMemory
 from chatpage.server.openai.response_bodies import ResponseBody
 from chatpage.server.openai.response_calls import Call, Chains, Visitor, call, stored_call
 from chatpage.server.openai.response_store import find_response
-from chatpage.server.problems import INTERNAL_CODE, INTERNAL_TEXT, ForbiddenError, UnauthorizedError, status_of
+from chatpage.server.problems import INTERNAL_CODE, INTERNAL_TEXT, ForbiddenError, UnauthorizedError, retry_after_s, status_of
 from chatpage.server.revoking import REASON, Revoker, credential_of
 from chatpage.server.views import Id
 from chatpage.session import Session
@@ -234,6 +235,7 @@ def _read_ask(data: dict[str, Any]) -> Ask:
 
 
 def _error_event(error: Exception | None, lane: str | None) -> Event:
+    more: dict[str, Any] = {} if lane is None else {"stream_id": lane}
     match error:
         case ValidationError():
             code, message, param = describe(error.errors())
@@ -241,9 +243,11 @@ def _error_event(error: Exception | None, lane: str | None) -> Event:
         case ChatpageError():
             status = status_of(error)
             body = error_body(status, error.code, str(error), getattr(error, "param", None))
+            if (wait_s := retry_after_s(error)) is not None:
+                more["headers"] = {"Retry-After": str(math.ceil(wait_s))}  # those that it would have over HTTP
         case _:
             status, body = 500, error_body(500, INTERNAL_CODE, INTERNAL_TEXT)
-    return {"type": "error", "status": status, "error": body} | ({} if lane is None else {"stream_id": lane})
+    return {"type": "error", "status": status, "error": body, **more}
 
 
 def _steer_failed(data: dict[str, Any]) -> Event:

@@ -173,6 +173,7 @@ def test_what_is_not_stored_ends_with_its_socket_running_or_queued(tmp_path: Pat
                 while (event := await line.receive()).type != "error":
                     pass
                 assert (event.status, event.error.code, event.stream_id) == (429, "rate_limit_exceeded", "d")
+                assert event.headers == {"Retry-After": "1"}, "the header that it has over HTTP"
                 await asyncio.to_thread(wait_for, served, num_running=1)
 
         asyncio.run(leave())
