@@ -1,9 +1,10 @@
 """The thread that writes block files: behind everything else, never waited for by a step.
 
-Invariants: what waits is bounded in bytes; a block with a value that is no number is not written. Beside running streams it
-rests most of the time, so that they hardly notice. After an error of the disk writing pauses, a second at first and then ever
-longer, and is tried again: an outage is logged when it begins and when it ends, and what was not written is not thought to be
-there. Who hands in blocks asks `has_room` first.
+Invariants: what waits is bounded in bytes, the names of files among them; a block with a value that is no number is not
+written. Beside running streams it rests most of the time, so that they hardly notice. After an error of the disk writing
+pauses, a second at first and then ever longer, and is tried again: an outage is logged when it begins and when it ends, and
+what was not written is not thought to be there. Who hands in blocks asks `has_room` first; a use that has no room is forgotten,
+which costs no more than the age of some files.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from chatpage.engine.kv_disk.folder import Folder
 
 MAX_WAITING_BYTES, MAX_WAITING_BYTES_BESIDE_STREAMS = 64 * 2**20, 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+_BYTES_PER_PATH = 256
 _NICENESS = 10
 _REST = 15.0  # beside running streams: seconds for each second of work
 _EXPONENTS: dict[torch.dtype, tuple[type[np.uint16] | type[np.uint32], int]] = {
@@ -49,6 +51,10 @@ class BlockToWrite:
     dtype: torch.dtype
     used_ns: int
 
+    @property
+    def num_bytes(self) -> int:
+        return self.kv.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -56,6 +62,10 @@ class Use:
 
     paths: Sequence[Path]
     used_ns: int
+
+    @property
+    def num_bytes(self) -> int:
+        return _BYTES_PER_PATH * len(self.paths)
 
 
 class Writer:
@@ -97,7 +107,7 @@ class Writer:
         self._retry_at = 0.0
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether blocks of so many bytes may be handed in now; a single block always may when nothing waits."""
+        """Whether so many bytes may be handed in now; any number may when nothing waits."""
         with self._changed:
             most = MAX_WAITING_BYTES_BESIDE_STREAMS if self._is_beside_streams else MAX_WAITING_BYTES
             return not self._waiting or self._waiting_bytes + num_bytes <= most
@@ -111,11 +121,12 @@ class Writer:
 
     def write(self, block: BlockToWrite) -> None:
         """Hand in a block."""
-        self._put(block, block.kv.nbytes)
+        self._put(block)
 
     def touch(self, use: Use) -> None:
         """Note the use of a chain, once what was handed in before is written."""
-        self._put(use, 0)
+        if self.has_room(use.num_bytes):
+            self._put(use)
 
     def wait_for_room(self, timeout: float) -> None:
         """Wait until something was written, for so many seconds at most."""
@@ -139,7 +150,7 @@ class Writer:
         # A disk that hangs must not hang the program: the thread is a daemon.
         self._thread.join(max(0.0, deadline - time.monotonic()) + 1.0)
 
-    def _put(self, work: BlockToWrite | Use, num_bytes: int) -> None:
+    def _put(self, work: BlockToWrite | Use) -> None:
         if self.is_paused:
             self._give_up(work)
             return
@@ -147,7 +158,7 @@ class Writer:
             if self._deadline is not None:
                 return
             self._waiting.append(work)
-            self._waiting_bytes += num_bytes
+            self._waiting_bytes += work.num_bytes
             self._changed.notify_all()
 
     def _give_up(self, work: BlockToWrite | Use) -> None:
@@ -174,7 +185,7 @@ class Writer:
             rest_s = _REST * (thread_time() - began)
             with self._changed:
                 self._waiting.popleft()
-                self._waiting_bytes -= work.kv.nbytes if isinstance(work, BlockToWrite) else 0
+                self._waiting_bytes -= work.num_bytes
                 self._changed.notify_all()
                 self._changed.wait_for(self._is_in_a_hurry, rest_s)
 

@@ -1,5 +1,8 @@
 """What the thread that writes takes from whoever computes, and what it refuses to write."""
 
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 
 from chatpage.engine.kv_disk import saving, writer
 from chatpage.engine.kv_disk.chain import Geometry
+from chatpage.engine.kv_disk.folder import Folder
 from tests.engine.engines import greedy, run_all
 from tests.engine.kv_disk.engines import PROMPT, SIZE, disk_of, open_engine
 
@@ -31,6 +35,38 @@ def test_beside_streams_little_waits_to_be_written_and_all_of_it_when_they_have_
     disk_of(engine).flush()
     assert disk_of(engine).stats().saved_blocks >= len(PROMPT) // SIZE
     engine.close()
+
+
+class HungFolder(Folder):
+    """A folder on a disk that answers nothing until it is let."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, 2**20)
+        self.answers = threading.Event()
+        self.num_touched = 0
+
+    def touch(self, paths: Sequence[Path], used_ns: int) -> list[Path]:
+        self.answers.wait()
+        self.num_touched += 1
+        return []
+
+
+def test_what_waits_for_a_disk_that_hangs_is_bounded_uses_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the blocks of each chain that was used were counted as nothing, and kept as long as the disk hung."""
+    monkeypatch.setattr(writer, "MAX_WAITING_BYTES", 2**16)
+    folder = HungFolder(tmp_path)
+    work = writer.Writer(folder, on_missing=lambda _: None)
+    paths = tuple(tmp_path / f"block{i}" for i in range(8))
+    for used_ns in range(1000):
+        work.touch(writer.Use(paths, used_ns))
+    assert 8 < len(work._waiting) < 100
+    assert not work.has_room(2**16)
+    folder.answers.set()
+    work.flush()
+    assert 8 < folder.num_touched < 100
+    assert work.has_room(2**16)
+    assert work._waiting_bytes == 0
+    work.close(time.monotonic() + 10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
