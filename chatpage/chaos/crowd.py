@@ -120,6 +120,10 @@ class Talker:
         async with asyncio.timeout(ANSWER_S):
             return await self._answer
 
+    @property
+    def _is_asking(self) -> bool:
+        return self._answer is not None and not self._answer.done()
+
     async def stop(self) -> None:
         """Stop what goes on."""
         while self._answer is not None and not self._answer.done():
@@ -171,6 +175,8 @@ class Talker:
         else:
             if message["status"] != "aborted":
                 self._account.problems[f"a run ended as {message['status']}: {message.get('error')}"] += 1
+            elif self._is_asking:  # it was stopped, and is not counted by who asked and was cancelled
+                self._account.num_left += 1
             self._settle(None)
 
     def _refused(self, message: dict[str, Any]) -> None:
@@ -195,14 +201,18 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     def add(self, act: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(act))
+        task = asyncio.create_task(act)
+        task.add_done_callback(self._ended)  # at once: others wait for what it does
+        self._tasks.append(task)
 
     async def go_home(self) -> None:
         """Stop what goes on, and hang up."""
         self._home.set()
-        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                self.account.problems[f"a client ended by {type(outcome).__name__}: {outcome}"[:300]] += 1
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.account.problems[f"a client ended by {type(error).__name__}: {error}"[:300]] += 1
 
     # -- on sockets ------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ ALONE_ASKS = 7
 NORMAL_S = 5.0  # within which all is as it was
 DEAF_WORDS = 60_000  # of the conversation that is asked for and not read
 NUM_DEAF = 4
+PATIENCE_S = 300.0  # with replies that are waited for; then the server is gone, or as good as that
 MAX_TOLD = 10  # times in a row to a client that waits as it is told
 BY_THE_CLOCK = frozenset({"slow", "latency", "starved", "too little"})  # findings that a busy machine explains, too
 # How much memory may grow, the KV cache apart: from calm to the most, and from the first quarter of the crowd to the last.
@@ -111,7 +112,11 @@ class OverloadReport:
             "left": self.crowd.num_left,
             "told_s": {"median": at(sorted(self.crowd.told_s), 0.5), "most": max(self.crowd.told_s, default=0.0)},
             "polite": {"served": len(self.crowd.tellings), "tellings": sorted(self.crowd.tellings)},
-            "pings": {"sent": self.crowd.num_pings, "answered": len(self.crowd.pongs_s), "most_s": max(self.crowd.pongs_s)},
+            "pings": {
+                "sent": self.crowd.num_pings,
+                "answered": len(self.crowd.pongs_s),
+                "most_s": max(self.crowd.pongs_s, default=0.0),
+            },
             "ttft_s": {"before": self.ttft_before, "after": self.ttft_after, "normal_after_s": self.normal_after_s},
             "memory": {name: {"calm": self.calm_memory[name], "series": sizes} for name, sizes in self.memory.items()},
             "most_files": self.most_files,
@@ -247,8 +252,11 @@ class Overload:
         account = Account()
         crowd = Crowd(account)
         crowd.add(crowd.polite(self._client(0), pause_s=0.1))
-        while len(account.streams) < times and not account.problems:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(account.streams) < times and not account.problems and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
+        if len(account.streams) < times and not account.problems:
+            account.problems[f"{times} questions, one after the other, were not answered within {PATIENCE_S:g} s"] += 1
         await crowd.go_home()
         self._note(account)
         return [stream.ttft_s for stream in account.streams[:times]] or [math.inf]
@@ -261,8 +269,13 @@ class Overload:
         for number in range(plan.num_streams):
             crowd.add(crowd.polite(self._client(first + number)))
         began = time.monotonic()
-        while time.monotonic() - began < plan.calm_s or len(report.calm.streams) < 2 * plan.num_streams:
+        num_wanted = 2 * plan.num_streams
+        while time.monotonic() - began < plan.calm_s or len(report.calm.streams) < num_wanted:
             await asyncio.sleep(0.1)
+            if time.monotonic() - began > plan.calm_s + PATIENCE_S:
+                await crowd.go_home()
+                problems = "; ".join(report.calm.problems) or "they are too slow"
+                raise TimeoutError(f"{num_wanted} calm replies were not there within {PATIENCE_S:g} s: {problems}")
         report.calm_s = time.monotonic() - began
         num_streams = len(report.calm.streams)
         await crowd.go_home()

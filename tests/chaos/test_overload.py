@@ -1,13 +1,20 @@
 """A crowd that asks for far more than there is: who is served is served whole, who is not is told when, and nothing stays."""
 
 import asyncio
+import json
+import math
+import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
-from chatpage.chaos.crowd import Account, Stream
-from chatpage.chaos.overload import BY_THE_CLOCK, OverloadReport, Plan, judge, run
+from chatpage.chaos import overload
+from chatpage.chaos.crowd import Account, Client, Crowd, Stream
+from chatpage.chaos.overload import BY_THE_CLOCK, Overload, OverloadReport, Plan, judge, run
 from tests.tiny_models import tiny_llama_folder
 
 ARGUMENTS = ("--device", "cpu", "--dtype", "float32", "--kv-memory", "1MiB", "--kv-disk", "off")
@@ -86,3 +93,61 @@ def test_pings_without_answers_are_seen() -> None:
     report = a_report()
     report.crowd.num_pings = 100
     assert kinds(report) == {"ping"}
+
+
+def on_nobody(plan: Plan) -> Overload:
+    """An overload of a server that is gone."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    victim: Any = SimpleNamespace(server=SimpleNamespace(url=url))
+    return Overload(plan, victim, ["key"] * 10, ["chat"] * 10)
+
+
+def test_a_question_alone_to_a_server_that_is_gone_is_given_up() -> None:
+    """That the client had ended was noticed when everybody went home, and that waited for its answer."""
+    trial = on_nobody(Plan())
+    assert asyncio.run(asyncio.wait_for(trial._alone(1), 20)) == [math.inf]
+    assert "a client ended by ConnectionRefusedError" in str(trial._findings.violations)
+
+
+def test_a_calm_without_replies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overload, "PATIENCE_S", 0.2)
+    trial = on_nobody(Plan(calm_s=0.1, num_streams=2))
+    with pytest.raises(TimeoutError, match=r"4 calm replies .* ConnectionRefusedError"):
+        asyncio.run(asyncio.wait_for(trial._calm(), 20))
+
+
+def test_a_report_without_pongs_can_be_written() -> None:
+    report = a_report()
+    report.crowd.pongs_s.clear()
+    report.calm_memory["engine"] = 0
+    assert report.to_dict()["pings"]["most_s"] == 0.0
+
+
+async def answer_nothing(connection: ServerConnection) -> None:
+    """A server that begins each run, and ends it when it is stopped."""
+    async for frame in connection:
+        message = json.loads(frame)
+        answers = {
+            "hello": {"type": "welcome"},
+            "run.create": {"type": "run.created", "client_msg_id": message.get("client_msg_id"), "run_id": "run"},
+            "run.cancel": {"type": "run.done", "run_id": "run", "status": "aborted"},
+        }
+        if message["type"] in answers:
+            await connection.send(json.dumps(answers[message["type"]]))
+
+
+def test_a_question_that_is_stopped_to_go_home_is_counted_as_left() -> None:
+    async def test() -> None:
+        async with serve(answer_nothing, "127.0.0.1", 0, subprotocols=["chatpage.v1"]) as server:  # type: ignore[list-item]
+            port = next(iter(server.sockets)).getsockname()[1]
+            account = Account()
+            crowd = Crowd(account)
+            crowd.add(crowd.polite(Client(f"http://127.0.0.1:{port}", "key", "chat", 8)))
+            while not account.num_asked:
+                await asyncio.sleep(0.01)
+            await crowd.go_home()
+            assert (account.num_asked, account.num_left, account.problems) == (1, 1, {})
+
+    asyncio.run(asyncio.wait_for(test(), 20))
