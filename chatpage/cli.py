@@ -7,6 +7,7 @@ asking differently, else 1; 130 after Ctrl-C. What is heavy is imported by the c
 import contextlib
 import errno
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +54,9 @@ def main() -> None:
                 sys.stdout.flush()
     except ChatpageError as error:
         sys.exit(report_error(error))
+    except (ConnectionRefusedError, TimeoutError, socket.gaierror) as error:
+        _print_error(f"No server answers there: {error.strerror or error}. Start one with 'chatpage serve', or look at --url.")
+        sys.exit(EXIT_ERROR)
     except OSError as error:
         sys.exit(_report_output(error))
 

@@ -54,7 +54,7 @@ def clear(kv_disk: KvDir = None, data: DataDir = None) -> None:
     folder = _open(kv_disk, data)
     files = folder.files()
     folder.clear()
-    print(f"{len(files):,} blocks removed, {sum(file.num_bytes for file in files):,} bytes")
+    print(f"{len(files):,} blocks removed, {sum(file.num_bytes for file in files):,} bytes, from {folder.path}")
 
 
 def _open(kv_disk: Path | None, data: Path | None) -> "Folder":

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,16 @@ def test_every_command_takes_the_flags_of_the_engine(run: Run, command: str, mon
 
 def test_the_version_is_shown(run: Run) -> None:
     assert run("--version").out.startswith("chatpage ")
+
+
+def test_a_server_that_is_not_there_is_named_as_the_reason() -> None:
+    """It said that the output could not be written."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    result = _python("-m", "chatpage", "chat", "--url", f"http://127.0.0.1:{port}")
+    assert result.returncode == 1
+    assert "No server answers there" in result.stderr
+    assert "chatpage serve" in result.stderr
 
 
 def test_the_package_runs_as_a_module() -> None:

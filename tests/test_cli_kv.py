@@ -50,7 +50,7 @@ def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
 
 def test_clear_removes_every_block_of_the_server(tmp_path: Path) -> None:
     folder = _fill(tmp_path / "kv")
-    assert _run("clear", "--data", str(tmp_path)) == "3 blocks removed, 3,000 bytes\n"
+    assert _run("clear", "--data", str(tmp_path)) == f"3 blocks removed, 3,000 bytes, from {tmp_path / 'kv' / 'kv-v1'}\n"
     assert folder.files() == []
 
 

@@ -372,6 +372,7 @@ class _Child:
     def _fail_start(self, error: Exception) -> None:
         if not self._ready.done():
             self._ready.set_exception(error)
+            self._ready.exception()  # nobody may have waited for it: a start that is refused for another reason
 
     def _bury(self, reason: str) -> None:
         """Tell every caller and every reader; a restart begins with none of them."""

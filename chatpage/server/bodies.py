@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, JsonValue, Strict
 
 from chatpage.sampling_params import MAX_SAMPLES
-from chatpage.server.views import MAX_ID, ConversationView, Count, Id, KvView, Model, RunParams, RunRequest, Text, TokenId
+from chatpage.server.views import ConversationView, Count, Id, KvView, Model, RunParams, RunRequest, Text, TokenId
 from chatpage.store import Role
+from chatpage.store.conversations import MAX_TAG, MAX_TAGS, MAX_TITLE
 
 
 def _reader(model: type[Model]) -> BeforeValidator:
@@ -24,8 +25,8 @@ def _reader(model: type[Model]) -> BeforeValidator:
 
 Params = Annotated[RunParams, _reader(RunParams)]
 RunBody = Annotated[RunRequest, _reader(RunRequest)]
-Title = Annotated[str, Field(max_length=1000)]
-Tags = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=MAX_ID)], ...], Strict(False)]
+Title = Annotated[str, Field(max_length=MAX_TITLE)]
+Tags = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=MAX_TAG)], ...], Field(max_length=MAX_TAGS), Strict(False)]
 
 
 class NewConversation(Model):

@@ -9,7 +9,8 @@ Order and repetition:
 - `run.snapshot` *replaces* what a client has of a run, whatever its `seq`; `run.delta` appends.
 - `version` counts the changes of a conversation. A `tree.patch` applies to a copy that stands at `version - 1`, except when its
   first op is `reset`, which replaces the copy.
-- `run.create` with a `client_msg_id` that was used before answers with the run it started then.
+- `run.create` sent again, with the same `client_msg_id`, answers with the run it started before; another message with an id
+  that was used before is a `conflict`. Ids are of a user, not of a client: use UUIDs.
 """
 
 from typing import Annotated, Any, Literal, Self

@@ -31,6 +31,7 @@ from chatpage.server.starting import answering_meanwhile
 from chatpage.server.views import MAX_MESSAGE_BYTES
 from chatpage.session import Session
 from chatpage.store import Store, database_path
+from chatpage.store.store import take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ async def serve(
         on_ready: Called with the address once requests are answered.
 
     Raises:
-        ConfigError: The address cannot be used, or others could reach it and nobody could log in.
+        ConfigError: The address cannot be used, others could reach it and nobody could log in, or another server has the data.
         ModelError: As `Engine.load`.
         StoreError: The database cannot be opened.
     """
@@ -59,6 +60,7 @@ async def serve(
     async with contextlib.AsyncExitStack() as ends:
         ends.push_async_callback(engine.close)
         store = ends.enter_context(Store(database_path(settings.data_dir)))
+        ends.enter_context(_only_server_of(store))
         check_access(store, settings)
         listener = ends.enter_context(open_socket(settings))
         async with answering_meanwhile(listener):
@@ -88,6 +90,23 @@ def check_access(store: Store, settings: ServeSettings) -> None:
             f"A server on {settings.host} with these settings needs users, and nobody has a password or an API key: make one "
             "with 'chatpage user add NAME' or 'chatpage key add NAME', or listen on 127.0.0.1."
         )
+
+
+@contextlib.contextmanager
+def _only_server_of(store: Store) -> Iterator[None]:
+    """Keep other servers from the data: neither could stop the runs of the other, or tell its readers of them.
+
+    Raises:
+        ConfigError: There is one already.
+    """
+    lock = take_lock(store.path, "serve.lock")
+    if lock is None:
+        raise ConfigError(
+            f"Another server has the conversations in {store.path.parent}: open that one, end it first, or give this one"
+            " a folder of its own with --data."
+        )
+    with contextlib.closing(lock):
+        yield
 
 
 def open_socket(settings: ServeSettings) -> socket.socket:

@@ -228,7 +228,9 @@ class ConversationRuns(ConversationEdits):
         if request.client_msg_id is None:
             return None
         with contextlib.suppress(ChatpageError):
-            run = await self.store.find_run_of_message.aio(user_id, request.client_msg_id)
+            run = await self.store.find_run_of_message.aio(
+                user_id, request.client_msg_id, ConversationId(request.conversation_id), request.input
+            )
             return None if run is None else run_created(run)
         return None
 

@@ -116,7 +116,8 @@ class Session(ConversationRuns):
 
         Raises:
             NotFoundError: No such conversation or message.
-            ConflictError: The conversation is not at `expected_version`, or the reply to be continued is still being written.
+            ConflictError: The conversation is not at `expected_version`, the reply to be continued is still being written, or
+                the `client_msg_id` was that of another message.
             InvalidRequestError: The request does not fit the message it names, or a parameter is wrong.
             ContextLengthError: The prompt leaves no room for an answer.
             OverloadedError: The user, or all users together, have too many runs waiting.
@@ -124,10 +125,16 @@ class Session(ConversationRuns):
             EngineDeadError: The engine is gone.
         """
         message_id = request.client_msg_id
-        if message_id is not None and (starting := self._starting.get((user_id, message_id))):
-            return await asyncio.shield(starting)
-        if message_id is not None and (log := self.logs.find(user_id, message_id)):
-            return log.created
+        if message_id is not None:
+            if starting := self._starting.get((user_id, message_id)):
+                known: RunCreated | None = await asyncio.shield(starting)
+            else:
+                log = self.logs.find(user_id, message_id)
+                known = None if log is None else log.created
+            if known is not None:  # the store says whether it is the same message
+                place = ConversationId(request.conversation_id)
+                await self.store.find_run_of_message.aio(user_id, message_id, place, request.input)
+                return known
         if self.admission.is_closed:
             raise RestartingError
         task = self._spawn(self._create_run(user_id, request, expected_version, news, client))

@@ -99,11 +99,13 @@ def start_run(
 
     Raises:
         NotFoundError: No such conversation, or it has no such message.
-        ConflictError: The conversation is not at `expected_version`.
+        ConflictError: The conversation is not at `expected_version`, or the `client_msg_id` stands for something else.
         InvalidRequestError: The arguments do not fit each other, or a value cannot be stored.
     """
-    if client_msg_id is not None and (known := find_run_of_message(db, user_id, client_msg_id)):
-        return StartedRun(known, (), is_new=False)
+    if client_msg_id is not None:
+        known = find_run_of_message(db, user_id, client_msg_id, conversation_id, None if input is None else input.text)
+        if known is not None:
+            return StartedRun(known, (), is_new=False)
     if not 1 <= n <= MAX_SAMPLES:
         raise InvalidRequestError(f"n is {n}; it must be between 1 and {MAX_SAMPLES}.")
     conversation = require_conversation(db, user_id, conversation_id, expected_version=expected_version)
@@ -200,9 +202,30 @@ def discard_run(
     return tuple(changes)
 
 
-def find_run_of_message(db: Database, user_id: UserId, client_msg_id: str) -> Run | None:
-    """Return the run of the user that a message started."""
-    return _find_run(db, "user_id = ? AND client_msg_id = ?", user_id, client_msg_id)
+def find_run_of_message(
+    db: Database, user_id: UserId, client_msg_id: str, conversation_id: ConversationId, input: str | None
+) -> Run | None:
+    """Return the run of the user that a message started before.
+
+    Args:
+        conversation_id: Where the message belongs.
+        input: What it says.
+
+    Raises:
+        ConflictError: It was another message: answering with its run would lose this one without a word.
+    """
+    run = _find_run(db, "user_id = ? AND client_msg_id = ?", user_id, client_msg_id)
+    if run is None:
+        return None
+    is_same = run.conversation_id == conversation_id and (run.input_node_id is None) == (input is None)
+    if is_same and run.input_node_id is not None:
+        is_same = all(node.text == clean_text(input or "") for node in load_nodes(db, [run.input_node_id]))  # none: purged
+    if not is_same:
+        raise ConflictError(
+            f"The client_msg_id {client_msg_id!r} started another run before, {run.id}: give every message an id of its own,"
+            " such as a UUID, and send the same one only to send the same message again."
+        )
+    return run
 
 
 def get_run(db: Database, user_id: UserId, run_id: RunId) -> Run:

@@ -33,7 +33,7 @@ class Store:
         self.database = Database(path)
         self._lock: sqlite3.Connection | None = None
         try:
-            self._lock = _take_lock(path)
+            self._lock = take_lock(path, "lock")
             if self._lock is not None:  # else another process may stream into these nodes right now
                 self._recover()
         except BaseException:
@@ -122,13 +122,13 @@ class Store:
     _recover = writes(nodes.recover_interrupted)
 
 
-def _take_lock(path: Path) -> sqlite3.Connection | None:
-    """Hold a lock as long as the process lives; None if another holds it.
+def take_lock(path: Path, suffix: str) -> sqlite3.Connection | None:
+    """Hold a lock beside a database, until it is closed or the process ends; None if another process holds it.
 
     A second SQLite file does it on every platform, and the system lets go of it when the process dies, however it dies. Nothing
     is ever in that file: what damage left there is emptied, not removed, since another process may be holding the very file.
     """
-    name = path.with_name(path.name + ".lock")
+    name = path.with_name(f"{path.name}.{suffix}")
     try:
         return _lock_file(name)
     except sqlite3.Error as error:
@@ -140,7 +140,7 @@ def _take_lock(path: Path) -> sqlite3.Connection | None:
             os.truncate(name, 0)
         except OSError as problem:
             raise as_store_error(error, name) from problem
-    return _take_lock(path)
+    return take_lock(path, suffix)
 
 
 def _lock_file(name: Path) -> sqlite3.Connection:

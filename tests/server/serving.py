@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +156,7 @@ class Wire:
 
     async def reply(self, conversation: Conversation, text: str = "Hello", **fields: Any) -> RunCreated:
         """Ask for a reply and return when it was created."""
-        message_id = fields.pop("client_msg_id", f"m-{id(self)}-{len(self.copies)}-{text}")
+        message_id = fields.pop("client_msg_id", uuid.uuid4().hex)
         fields = {"kind": "reply", "input": text, "params": SHORT, **fields}
         await self.send("run.create", conversation_id=conversation.id, client_msg_id=message_id, **fields)
         created: RunCreated = await self.until(RunCreated, client_msg_id=message_id)

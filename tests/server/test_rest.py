@@ -167,7 +167,8 @@ def test_the_block_map_names_the_totals_and_every_block(http: httpx.Client) -> N
     [
         ("POST", "/api/conversations", {"titel": "x"}, 422),
         ("POST", "/api/conversations", {"title": 1}, 422),
-        ("POST", "/api/conversations", {"title": "x" * 501}, 400),
+        ("POST", "/api/conversations", {"title": "x" * 501}, 422),
+        ("POST", "/api/conversations", {"title": "\U0001f642" * 501}, 422),
         ("POST", "/api/conversations", {"params": {"temperature": -1}}, 422),
         ("POST", "/api/conversations", {"params": {"seed": "1"}}, 422),
         ("POST", "/api/conversations", {"preset_id": "none"}, 404),

@@ -1,6 +1,7 @@
 """`chatpage serve` as a process: it loads, serves, survives its engine's death, and ends in order when told to."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from chatpage.server.serve import open_socket
 from chatpage.server.settings import ServeSettings
 from chatpage.session import SessionLimits
 from chatpage.store import LOCAL_USER, ConversationId, NodeId, NodeStatus, Store
+from chatpage.store.store import take_lock
 from tests.server.serving import LONG, Wire
 from tests.sessions import Copy
 from tests.tiny_models import tiny_llama_folder
@@ -40,6 +42,23 @@ def test_an_open_address_without_keys_is_refused_before_the_model_is_loaded(tmp_
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, ConfigError)
     assert "chatpage user add" in str(result.exception)
+
+
+def test_a_second_server_on_the_same_data_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both started: a stop sent to one did nothing to the runs of the other, whose replies it showed as written for ever."""
+    arguments = ["serve", "--port", "0", "--data", str(tmp_path), "--model", str(tmp_path / "none")]
+    with Store(tmp_path / "chatpage.db") as store:
+        first = take_lock(store.path, "serve.lock")
+        assert first is not None
+        result = CliRunner().invoke(app, arguments)
+        assert isinstance(result.exception, ConfigError)
+        assert "Another server has the conversations in" in str(result.exception)
+        gc.collect()
+        assert "never retrieved" not in caplog.text, "a refused start ends in one line"
+        first.close()
+        assert not isinstance(CliRunner().invoke(app, arguments).exception, ConfigError)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for child processes in /proc")

@@ -279,10 +279,26 @@ def test_a_message_sent_again_starts_nothing_new(tmp_path: Path) -> None:
             assert copy.end is not None
             assert copy.end.status is RunStatus.COMPLETE
             await desk.session.delete_node(LOCAL_USER, chat.id, NodeId(input_id))
-            request = RunRequest(conversation_id=chat_id, parent_id=input_id, kind=RunKind.REPLY, input="x", client_msg_id="m1")
+            request = RunRequest(
+                conversation_id=chat_id, parent_id=input_id, kind=RunKind.REPLY, input="Hello", client_msg_id="m1"
+            )
             assert (await desk.session.create_run(LOCAL_USER, request)).run_id == run_id, "though its path is gone"
 
     asyncio.run(run())
+
+
+def test_another_message_with_the_same_id_is_refused_and_nothing_of_it_lost_in_silence(tmp_path: Path) -> None:
+    async def test(desk: Desk) -> None:
+        chat, other = await desk.conversation(), await desk.conversation()
+        first = asyncio.create_task(desk.ask(chat, "Name a colour.", client_msg_id="1"))
+        await asyncio.sleep(0)
+        for place, text in [(other, "Name a colour."), (chat, "Name a town.")]:
+            with pytest.raises(ConflictError, match="started another run before"):
+                await desk.ask(place, text, client_msg_id="1")
+        await desk.read(await first)
+        assert not await desk.nodes(other)
+
+    with_desk(tmp_path, test)
 
 
 def test_a_caller_that_goes_away_while_a_run_is_made_leaves_a_run_that_goes_on(tmp_path: Path) -> None:

@@ -321,6 +321,21 @@ def test_a_reply_shared_with_a_fork_ends_though_its_run_was_purged(store: Store,
 def test_the_run_of_a_message_is_found_by_its_user_alone(store: Store, conversation: Conversation) -> None:
     run = store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, client_msg_id="m1").run
     other = store.create_user("bob").id
-    assert store.find_run_of_message(LOCAL_USER, "m1") == run
-    assert store.find_run_of_message(LOCAL_USER, "m2") is None
-    assert store.find_run_of_message(other, "m1") is None
+    assert store.find_run_of_message(LOCAL_USER, "m1", conversation.id, None) == run
+    assert store.find_run_of_message(LOCAL_USER, "m2", conversation.id, None) is None
+    assert store.find_run_of_message(other, "m1", conversation.id, None) is None
+
+
+def test_another_message_with_an_id_that_was_used_is_refused(store: Store, conversation: Conversation) -> None:
+    """It was answered with the run of the first one, in whatever conversation that was, and stored nowhere."""
+    other = store.create_conversation(LOCAL_USER)
+    store.start_run(LOCAL_USER, conversation.id, None, kind=RunKind.REPLY, input=user("a colour"), client_msg_id="1")
+    for chat, said in [(other, "a colour"), (conversation, "a town"), (conversation, None)]:
+        with pytest.raises(ConflictError, match="started another run before"):
+            store.start_run(
+                *(LOCAL_USER, chat.id, None),
+                kind=RunKind.REPLY,
+                input=None if said is None else user(said),
+                client_msg_id="1",
+            )
+    assert not tree_of(store, other.id).nodes
