@@ -88,8 +88,9 @@ def test_an_interrupted_reply_goes_on_after_the_restart_as_if_it_had_never_stopp
             await wire.send("run.create", conversation_id=run.conversation_id, client_msg_id="on", **fields)
             await wire.finish(await wire.until(RunCreated, client_msg_id="on"))
         after = served.node(run.conversation_id, run.node_ids[0])
-        assert after.text == expected.texts[0]
         assert after.token_ids == served.node(whole.conversation_id, whole.node_ids[0]).token_ids
+        # A random model says bytes that are no text; how many marks stand for a run of them depends on where it was cut.
+        assert after.text.replace("\ufffd", "") == expected.texts[0].replace("\ufffd", "")
 
     with serving(tmp_path) as served:
         run = asyncio.run(asyncio.wait_for(first(served), 60))
