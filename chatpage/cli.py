@@ -9,6 +9,7 @@ import errno
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,9 +55,6 @@ def main() -> None:
                 sys.stdout.flush()
     except ChatpageError as error:
         sys.exit(report_error(error))
-    except (ConnectionRefusedError, TimeoutError, socket.gaierror) as error:
-        _print_error(f"No server answers there: {error.strerror or error}. Start one with 'chatpage serve', or look at --url.")
-        sys.exit(EXIT_ERROR)
     except OSError as error:
         sys.exit(_report_output(error))
 
@@ -112,7 +110,7 @@ def chat(
         raise InvalidRequestError("The conversations of a server lie where it keeps them: leave out --data, or --url.")
     if url is None and key is not None:
         raise InvalidRequestError("A key is for a server: give --url, too, or leave out --key.")
-    with _connect(url, key) if url is not None else _load_client(config, data) as client:
+    with _naming_absence(), _connect(url, key) if url is not None else _load_client(config, data) as client:
         Chat(
             client,
             Console(highlight=False),
@@ -233,6 +231,15 @@ def _top(version: Annotated[bool, typer.Option("--version", help="show the versi
 
         print(f"chatpage {__version__}")
         raise typer.Exit
+
+
+@contextlib.contextmanager
+def _naming_absence() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionRefusedError, TimeoutError, socket.gaierror) as error:
+        reason = error.strerror or error
+        raise ChatpageError(f"No server answers there: {reason}. Start one with 'chatpage serve', or look at --url.") from error
 
 
 def _connect(url: str, key: str | None) -> "Client":

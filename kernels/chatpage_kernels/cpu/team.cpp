@@ -6,8 +6,9 @@
 // after closing it the caller knows for whom to wait: for those that joined, and nobody else.
 //
 // Linux likes to wake a thread on the core of who wakes it, where it does not run before that one rests, though the next core is
-// idle: decoding was a third slower. So a thread that was last seen on the caller's core is sent away from it; and so is one that was
-// sent away and has not been seen since, if the caller is where it went: it could be waiting there for the caller to rest.
+// idle: decoding was a third slower. So a thread that was last seen on the caller's core is sent away from it; and so is one
+// that was sent away and has not been seen since, if the caller is where it went: it could be waiting there for the caller
+// to rest.
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
